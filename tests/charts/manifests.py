@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
+import msgspec
 import yaml
 
+from neuron_plugin.settings import load
 from tests.charts.rendering import VALUES, Manifest, read, render
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 NAMES = tuple(sorted(file.stem for file in VALUES.glob("*.yaml")))
 """The value sets."""
@@ -48,6 +53,21 @@ def embedded(name: str, config_map: str, key: str) -> Manifest:
     loaded = yaml.safe_load(of_kind(name, "ConfigMap")[config_map]["data"][key])
     assert isinstance(loaded, dict)
     return loaded
+
+
+def rendered(values: Manifest, **asked: Any) -> dict[tuple[str, str], Manifest]:
+    """Every object that the chart makes of values, by kind and name; ``asked`` as of ``render``."""
+    found = yaml.load_all(render(values, **asked), yaml.CSafeLoader)
+    return {(each["kind"], each["metadata"]["name"]): each for each in found}
+
+
+def settings_of(
+    kind: type[S], name: str, config_map: str, directory: Path, environment: Mapping[str, str] | None = None
+) -> S:
+    """What a daemon loads from the configuration of a rendering; the file is written into the directory."""
+    file = directory / "config.yaml"
+    file.write_text(of_kind(name, "ConfigMap")[config_map]["data"]["config.yaml"], encoding="utf-8")
+    return load(kind, {}, environment or {}, file)
 
 
 def of_each(cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[[], None]]:

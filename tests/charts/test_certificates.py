@@ -87,10 +87,6 @@ def test_the_server_s_name_in_the_certificate_is_what_the_scheduler_expects(name
                 assert f"serverName: {service}.kube-system.svc\n" in text
 
 
-def test_the_device_plugin_alone_needs_none() -> None:
-    assert not of_kind("device-plugin", "Secret")
-
-
 def test_the_page_s_token_is_mounted_where_the_setting_looks_for_it() -> None:
     name = "existing-certificates"
     assert mounted_secret(name, "-extender", "ui") == "our-page"

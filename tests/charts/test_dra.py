@@ -11,8 +11,7 @@ import yaml
 from neuron_plugin.allocation.claims import CORE_CLASS, DRA_DRIVER, DRA_DRIVERS
 from neuron_plugin.cluster.claims import FINALIZER
 from neuron_plugin.plugin.settings import Mode, PluginSettings
-from neuron_plugin.settings import load
-from tests.charts.manifests import NAMES, containers, embedded, of_each, of_kind, pod_templates
+from tests.charts.manifests import NAMES, containers, embedded, of_each, of_kind, pod_templates, rendered, settings_of
 from tests.charts.rendering import VALUES, Manifest, read, render
 from tests.charts.test_policies import expressions, policy
 from tests.charts.test_rbac import Rule, rules
@@ -76,13 +75,11 @@ def test_the_selectors_of_the_two_daemonsets_have_no_pod_in_common() -> None:
 
 @pytest.mark.parametrize(("name", "driver", "placed"), [(SOME, DRA_DRIVER, True), (ALL, "neuron-plugin.io", False)])
 def test_daemon_controller_and_class_mean_one_driver(name: str, driver: str, *, placed: bool, tmp_path: Path) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text(of_kind(name, "ConfigMap")["neuron-plugin"]["data"]["config.yaml"], encoding="utf-8")
     (container,) = containers(pod_templates(name)["neuron-plugin-dra"])
     environment = {each["name"]: each.get("value", "") for each in container["env"]}
-    loaded = load(PluginSettings, {}, environment, file)
+    loaded = settings_of(PluginSettings, name, "neuron-plugin", tmp_path, environment)
     assert (loaded.mode, loaded.dra_driver, loaded.placed_claims) == (Mode.DRA, driver, placed)
-    assert load(PluginSettings, {}, {}, file).mode is Mode.DEVICE_PLUGIN
+    assert settings_of(PluginSettings, name, "neuron-plugin", tmp_path).mode is Mode.DEVICE_PLUGIN
     assert driver in DRA_DRIVERS, "its claims count in the other mode, too"
     expected = {driver: f'device.driver == "{driver}"'}
     if placed:
@@ -174,9 +171,5 @@ def test_a_placed_pod_with_claims_may_be_taken_back() -> None:
 @pytest.mark.parametrize("admission", ["policy", "webhook"])
 def test_webhook_and_controller_know_of_claims_by_one_setting(admission: str) -> None:
     values = {"placement": "gates", "gates": {"admission": admission}, "devicePlugin": {"mode": "dra"}}
-    (settings,) = (
-        yaml.safe_load(each["data"]["config.yaml"])
-        for each in yaml.safe_load_all(render(values))
-        if (each["kind"], each["metadata"]["name"]) == ("ConfigMap", "neuron-plugin-extender")
-    )
-    assert settings["dra-driver"] == DRA_DRIVER
+    settings = rendered(values)["ConfigMap", "neuron-plugin-extender"]["data"]["config.yaml"]
+    assert yaml.safe_load(settings)["dra-driver"] == DRA_DRIVER

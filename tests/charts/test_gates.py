@@ -10,8 +10,8 @@ import yaml
 
 from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER
 from neuron_plugin.placement.gates.webhook import COPIES_PATH, PATH
-from tests.charts.manifests import embedded, of_kind
-from tests.charts.rendering import CHART, Manifest, default_values, render
+from tests.charts.manifests import embedded, of_kind, rendered
+from tests.charts.rendering import CHART, Manifest, default_values
 from tests.charts.templates import TemplateFailError
 
 KINDS = {"MutatingAdmissionPolicy": "policy", "MutatingWebhookConfiguration": "webhook"}
@@ -19,10 +19,9 @@ NAME = "gates-webhook"
 POLICY = "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy"
 
 
-def rendered(values: Manifest, **asked: Any) -> dict[tuple[str, str], Manifest]:
-    """Every object of placement gates with these values, by kind and name."""
-    found = yaml.safe_load_all(render({"placement": "gates", **values}, **asked))
-    return {(each["kind"], each["metadata"]["name"]): each for each in found}
+def gated(values: Manifest, **asked: Any) -> dict[tuple[str, str], Manifest]:
+    """Every object of placement gates with these values."""
+    return rendered({"placement": "gates", **values}, **asked)
 
 
 def webhook(found: dict[tuple[str, str], Manifest] | None = None, name: str = "gates") -> Manifest:
@@ -55,7 +54,7 @@ def policy(name: str = "gates") -> Manifest:
 def test_what_the_cluster_serves_decides_who_gives_the_gate(
     admission: str, kubernetes: str, served: tuple[str, ...], chosen: str
 ) -> None:
-    found = rendered({"gates": {"admission": admission}}, kubernetes=kubernetes, served=served)
+    found = gated({"gates": {"admission": admission}}, kubernetes=kubernetes, served=served)
     assert [KINDS[kind] for kind, name in found if kind in KINDS and name == "neuron-plugin-gates"] == [chosen]
     ports = found["Service", "neuron-plugin-extender"]["spec"]["ports"]
     assert ("webhook" in {port["name"] for port in ports}) == (chosen == "webhook")
@@ -68,7 +67,7 @@ def test_policy_and_webhook_gate_the_same_pods() -> None:
     (rule,) = policy()["matchConstraints"]["resourceRules"]
     assert webhook()["rules"] == [{**rule, "scope": "Namespaced"}]
     selector = {"matchLabels": {"neuron": "yes"}}
-    chosen = webhook(rendered({"gates": {"admission": "webhook", "namespaceSelector": selector}}))
+    chosen = webhook(gated({"gates": {"admission": "webhook", "namespaceSelector": selector}}))
     assert (chosen["namespaceSelector"], "namespaceSelector" in webhook()) == (selector, False)
 
 
@@ -79,7 +78,7 @@ def test_policy_and_webhook_take_the_same_off_the_same_pods_of_any_namespace() -
     assert hook["rules"] == [{**rule, "scope": "Namespaced"}]
     assert hook["clientConfig"]["service"]["path"] == COPIES_PATH
     assert (hook["failurePolicy"], policy("copies")["failurePolicy"]) == ("Ignore", "Ignore")
-    selected = rendered({"gates": {"admission": "webhook", "namespaceSelector": {"matchLabels": {"neuron": "yes"}}}})
+    selected = gated({"gates": {"admission": "webhook", "namespaceSelector": {"matchLabels": {"neuron": "yes"}}}})
     assert "namespaceSelector" not in webhook(selected, "copies")
     assert "matchResources" not in of_kind("gates", "MutatingAdmissionPolicyBinding")["neuron-plugin-copies"]["spec"]
 
@@ -90,7 +89,7 @@ def test_policy_and_webhook_take_the_same_off_the_same_pods_of_any_namespace() -
 def test_copied_assignments_are_taken_off_wherever_somebody_would_be_refused_for_them(
     placement: str, kubernetes: str, *, policies: bool
 ) -> None:
-    found = rendered({"placement": placement, "policies": {"enabled": policies}}, kubernetes=kubernetes)
+    found = gated({"placement": placement, "policies": {"enabled": policies}}, kubernetes=kubernetes)
     served = kubernetes == "1.36.0"
     expected = served and (policies or placement == "gates")
     assert (("MutatingAdmissionPolicy", "neuron-plugin-copies") in found) is expected
@@ -115,7 +114,7 @@ def test_the_api_server_is_led_to_the_port_where_the_webhook_is_served() -> None
 
 def test_those_who_may_call_the_webhook_can_be_named() -> None:
     peers = [{"ipBlock": {"cidr": "10.0.0.0/24"}}]
-    found = rendered({"gates": {"admission": "webhook"}, "networkPolicy": {"webhookFrom": peers}})
+    found = gated({"gates": {"admission": "webhook"}, "networkPolicy": {"webhookFrom": peers}})
     ingress = found["NetworkPolicy", "neuron-plugin-extender"]["spec"]["ingress"]
     assert {"ports": [{"port": "webhook"}], "from": peers} in ingress
 
@@ -134,7 +133,7 @@ def test_the_webhook_s_certificate_is_checked_by_the_authority_that_made_it() ->
     generated = (CHART / "templates/certificates-generated.yaml").read_text(encoding="utf-8")
     assert "$authority := $ca.Cert" in generated
     assert '$authority = index $oldServer.data "ca.crt"' in generated, "an upgrade keeps the authority, too"
-    issued = rendered({"gates": {"admission": "webhook"}, "certificates": {"mode": "certManager"}})
+    issued = gated({"gates": {"admission": "webhook"}, "certificates": {"mode": "certManager"}})
     annotations = issued["MutatingWebhookConfiguration", "neuron-plugin-gates"]["metadata"]["annotations"]
     assert annotations == {"cert-manager.io/inject-ca-from": "kube-system/neuron-plugin-extender"}
     assert ("Certificate", "neuron-plugin-extender") in issued
@@ -144,6 +143,6 @@ def test_the_webhook_s_certificate_is_checked_by_the_authority_that_made_it() ->
 def test_the_authority_of_a_certificate_that_is_brought_has_to_be_known() -> None:
     existing = {"certificates": {"mode": "existing"}}
     with pytest.raises(TemplateFailError, match=r"gates.caBundle is empty, and the secret neuron-plugin-extender-tls"):
-        rendered({"gates": {"admission": "webhook"}, **existing})
+        gated({"gates": {"admission": "webhook"}, **existing})
     given = {"admission": "webhook", "caBundle": "-----BEGIN CERTIFICATE-----\n"}
-    assert webhook(rendered({"gates": given, **existing}))["clientConfig"]["caBundle"].startswith("LS0tLS1CRUdJ")
+    assert webhook(gated({"gates": given, **existing}))["clientConfig"]["caBundle"].startswith("LS0tLS1CRUdJ")

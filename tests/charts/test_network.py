@@ -41,10 +41,6 @@ def test_only_the_second_scheduler_reaches_the_verbs() -> None:
     assert caller["podSelector"]["matchLabels"].items() <= labels.items()
 
 
-def test_the_control_plane_s_hosts_are_let_in_where_they_are_given() -> None:
-    assert {"ipBlock": {"cidr": "10.0.0.0/24"}} in callers("default-scheduler")
-
-
 def test_metrics_are_for_everybody_or_for_those_who_are_named() -> None:
     for name, expected in (("second-scheduler", 0), ("monitoring", 3)):
         named = [

@@ -95,11 +95,6 @@ def test_the_notes_lead_to_the_live_page_where_it_is_served(name: str) -> None:
     assert ("scheduler.extender.settings.ui=true" in notes(name)) == (len(extenders) > len(served))
 
 
-def test_every_replica_of_the_extender_is_said_to_become_ready() -> None:
-    assert "its pods are ready once they have read the cluster" in notes("second-scheduler")
-    assert "is right" not in notes("second-scheduler")
-
-
 def test_files_for_the_control_plane_go_where_its_configuration_looks() -> None:
     assert "/etc/kubernetes/neuron-plugin/kube-scheduler-config.yaml" in notes("default-scheduler")
     assert "/var/lib/kube-scheduler/neuron-plugin/kube-scheduler-config.yaml" in notes("kops")

@@ -10,8 +10,7 @@ from neuron_plugin.kubelet_files import DRA_STATE
 from neuron_plugin.placement.leadership import CONDITION
 from neuron_plugin.placement.settings import ExtenderSettings
 from neuron_plugin.plugin.settings import PluginSettings
-from neuron_plugin.settings import load
-from tests.charts.manifests import NAMES, containers, embedded, of_each, of_kind, pod_templates
+from tests.charts.manifests import NAMES, containers, embedded, of_each, of_kind, pod_templates, settings_of
 from tests.charts.rendering import Manifest
 
 PODS = [(name, workload) for name in NAMES for workload in pod_templates(name)]
@@ -167,22 +166,6 @@ def test_p80_a_node_with_the_vendor_s_plugin_gets_no_second_one() -> None:
     assert term["topologyKey"] == "kubernetes.io/hostname"
 
 
-def test_the_plugin_runs_by_instance_type_or_by_label_and_never_where_eks_brings_its_own() -> None:
-    affinity = pod_templates("device-plugin")["neuron-plugin"]["spec"]["affinity"]["nodeAffinity"]
-    terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    assert [term["matchExpressions"][0]["key"] for term in terms] == [
-        "node.kubernetes.io/instance-type",
-        "feature.node.kubernetes.io/aws-neuron",
-        "neuron.amazonaws.com/present",
-    ]
-    for term in terms:
-        assert {
-            "key": "eks.amazonaws.com/compute-type",
-            "operator": "NotIn",
-            "values": ["fargate", "hybrid", "auto"],
-        } in (term["matchExpressions"])
-
-
 def test_a_node_selector_narrows_the_affinity_further() -> None:
     selectors = {
         name: pod_templates(name)["neuron-plugin"]["spec"].get("nodeSelector") for name in ("tuned-node", "health")
@@ -255,9 +238,8 @@ def test_a_standby_knows_where_the_leader_is_reached(name: str, workload: str, t
     (container,) = pod_templates(name)[workload]["spec"]["containers"]
     (variable,) = container["env"]
     assert variable["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
-    file = tmp_path / "config.yaml"
-    file.write_text(of_kind(name, "ConfigMap")[workload]["data"]["config.yaml"], encoding="utf-8")
-    assert load(ExtenderSettings, {}, {variable["name"]: "10.0.0.7"}, file).url == "https://10.0.0.7:12345"
+    loaded = settings_of(ExtenderSettings, name, workload, tmp_path, {variable["name"]: "10.0.0.7"})
+    assert loaded.url == "https://10.0.0.7:12345"
 
 
 @of_each(NAMES)

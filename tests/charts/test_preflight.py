@@ -12,7 +12,7 @@ import yaml
 from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.placement.check_pods import CLAIM, check_manifest
 from neuron_plugin.placement.settings import OnUnable, PreflightSettings
-from tests.charts.manifests import embedded, of_kind
+from tests.charts.manifests import embedded, of_kind, rendered
 from tests.charts.rendering import Manifest, render
 from tests.charts.templates import TemplateFailError
 from tests.charts.test_policies import expressions, policy, resources
@@ -109,8 +109,7 @@ def test_where_claims_are_placed_a_check_has_one_and_the_controller_needs_no_rig
     checked = {"preflight": {"enabled": True, "image": "i"}}
 
     def made_of(*values: Manifest) -> dict[tuple[str, str], Manifest]:
-        text = render(reduce(operator.or_, values))
-        return {(each["kind"], each["metadata"]["name"]): each for each in yaml.load_all(text, yaml.CSafeLoader)}
+        return rendered(reduce(operator.or_, values))
 
     made = made_of(by_claims, checked)
     settings = yaml.safe_load(made["ConfigMap", ACCOUNT]["data"]["config.yaml"])

@@ -139,23 +139,6 @@ def test_every_role_is_bound_to_the_account_of_its_name_only(name: str) -> None:
             assert all(each.endswith("-scheduler") for each in names)
 
 
-def test_the_second_scheduler_has_what_every_kube_scheduler_has() -> None:
-    bound = {
-        (binding["roleRef"]["kind"], binding["roleRef"]["name"])
-        for kind in ("ClusterRoleBinding", "RoleBinding")
-        for binding in of_kind("second-scheduler", kind).values()
-        if binding["subjects"][0]["name"] == "neuron-plugin-scheduler"
-    }
-    assert bound == {
-        ("ClusterRole", "system:kube-scheduler"),
-        ("ClusterRole", "system:volume-scheduler"),
-        ("Role", "extension-apiserver-authentication-reader"),
-        ("Role", "neuron-plugin-scheduler"),
-    }
-    reader = of_kind("second-scheduler", "RoleBinding")["neuron-plugin-scheduler-authentication"]
-    assert reader["metadata"]["namespace"] == "kube-system"
-
-
 def test_the_lease_that_a_scheduler_may_write_has_its_own_name() -> None:
     (role,) = (role for name, role in of_kind("vendor-migration", "Role").items() if name.endswith("-scheduler"))
     assert leases("get", "update", name="my-scheduler") <= rules(role)
@@ -179,11 +162,6 @@ def test_openshift_allows_the_capabilities_that_the_container_asks_for() -> None
     (constraints,) = of_kind("health", "SecurityContextConstraints").values()
     (container,) = pod_templates("health")["neuron-plugin"]["spec"]["containers"]
     assert constraints["allowedCapabilities"] == container["securityContext"]["capabilities"]["add"]
-
-
-def test_a_rendering_without_scheduler_gives_it_no_rights() -> None:
-    assert set(of_kind("device-plugin", "ClusterRole")) == {"neuron-plugin"}
-    assert set(of_kind("default-scheduler", "ServiceAccount")) == {"neuron-plugin", "neuron-plugin-extender"}
 
 
 @pytest.mark.parametrize("name", ["openshift", "cleanup"])

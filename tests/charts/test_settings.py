@@ -18,8 +18,8 @@ from neuron_plugin.placement.settings import ExtenderSettings, check
 from neuron_plugin.plugin.health import Action, HealthRules
 from neuron_plugin.plugin.settings import TAKEN_CONDITIONS, PluginSettings
 from neuron_plugin.plugin.settings import check as check_plugin
-from neuron_plugin.settings import USUAL_FILE, _kind_of, load
-from tests.charts.manifests import NAMES, embedded, of_each, of_kind, pod_templates
+from neuron_plugin.settings import USUAL_FILE, _kind_of
+from tests.charts.manifests import NAMES, embedded, of_each, of_kind, pod_templates, settings_of
 from tests.charts.rendering import CHART, Manifest
 from tests.charts.values_table import SCHEMA, schema
 
@@ -81,9 +81,7 @@ def test_p82_a_condition_that_another_program_writes_is_refused_as_by_the_daemon
 
 
 def test_health_policies_reach_the_daemon_over_its_defaults(tmp_path: Path) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text(of_kind("health", "ConfigMap")["neuron-plugin"]["data"]["config.yaml"], encoding="utf-8")
-    loaded = load(PluginSettings, {}, {}, file)
+    loaded = settings_of(PluginSettings, "health", "neuron-plugin", tmp_path)
     assert (loaded.health.sram_ecc.threshold, loaded.health.hw_error.action) == (5, Action.UNHEALTHY)
     assert loaded.health.kernel_message == HealthRules().kernel_message
     assert (loaded.health.flapping_window_seconds, loaded.node_condition) == (1800.0, "NeuronDevicesHealthy")
@@ -112,25 +110,14 @@ def test_the_kernel_log_takes_a_capability_and_no_mount_of_its_own() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_daemons_load_the_configuration_files_of_every_rendering(name: str, tmp_path: Path) -> None:
-    structs: dict[str, type[msgspec.Struct]] = {
-        "neuron-plugin": PluginSettings,
-        "neuron-plugin-extender": ExtenderSettings,
-    }
-    for config_map, found in of_kind(name, "ConfigMap").items():
-        if config_map not in structs:
-            continue
-        file = tmp_path / "config.yaml"
-        file.write_text(found["data"]["config.yaml"], encoding="utf-8")
-        loaded = load(structs[config_map], {}, {}, file)
-        if isinstance(loaded, PluginSettings):
-            check_plugin(loaded)
-        if isinstance(loaded, ExtenderSettings):
-            check(loaded)
-            assert (loaded.tls, loaded.client_ca, loaded.insecure) == (
-                True,
-                Path("/etc/neuron-plugin-tls/ca.crt"),
-                False,
-            )
+    config_maps = of_kind(name, "ConfigMap")
+    if "neuron-plugin" in config_maps:
+        check_plugin(settings_of(PluginSettings, name, "neuron-plugin", tmp_path))
+    if "neuron-plugin-extender" in config_maps:
+        loaded = settings_of(ExtenderSettings, name, "neuron-plugin-extender", tmp_path)
+        check(loaded)
+        assert (loaded.tls, loaded.insecure) == (True, False)
+        assert loaded.client_ca == Path("/etc/neuron-plugin-tls/ca.crt")
 
 
 def test_further_instance_types_reach_both_daemons_and_the_affinity(tmp_path: Path) -> None:
@@ -165,10 +152,3 @@ def test_the_daemons_parsers_accept_the_arguments_of_every_rendering(name: str) 
             if container["name"] != "kube-scheduler":
                 parsed: argparse.Namespace = parser.parse_args(container["args"])
                 assert str(parsed.config) == "/etc/neuron-plugin/config.yaml"
-
-
-def test_the_plugin_learns_its_node_and_its_own_uid_from_the_downward_api() -> None:
-    container = pod_templates("device-plugin")["neuron-plugin"]["spec"]["containers"][0]
-    environment = {entry["name"]: entry for entry in container["env"]}
-    assert environment["NODE_NAME"]["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName"
-    assert environment["POD_UID"]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.uid"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from neuron_plugin.allocation import Resource
+from neuron_plugin.planning.device_hours import DAY, HOUR, PARTS, Account, DeviceTime, Share, Split
 from tests.support.manifests import container, node_manifest, pod_manifest
 
 DEVICE, CORE = Resource.NEURON, Resource.NEURONCORE
@@ -23,3 +24,23 @@ PODS = [
     pod_manifest("stock", DEVICE, 1, node="inf-1"),
     pod_manifest("waiting", DEVICE, 8),
 ]
+
+BEGIN = 20_000 * DAY
+
+
+def ten_days() -> Account:
+    """Ten days of a node with 16 devices and one with 6."""
+    shares = {
+        ("ml", "train", "trn1", "busy"): 7,
+        ("ml", "train", "trn1", "idle"): 1,
+        ("ml", "eval", "trn1", "unknown"): 4,
+    }
+    shares |= {("web", "serve", "inf2", "busy"): 2, ("", "", "trn1", "broken"): 4, ("", "", "inf2", "free"): 4}
+    nodes = {("", "a", "trn1", "busy"): 7, ("", "a", "trn1", "idle"): 9, ("", "b", "inf2", "free"): 6}
+    split = Split(
+        *(DeviceTime({Share(*who): parts * PARTS for who, parts in each.items()}) for each in (shares, nodes))
+    )
+    account = Account(BEGIN, BEGIN)
+    for hour in range(240):
+        account.count(split, BEGIN + (hour + 1) * HOUR)
+    return account

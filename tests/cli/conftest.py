@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from neuron_plugin.cli.main import main
 from neuron_plugin.inspection import holders
 from tests.cli.cases import NODES, PODS
-from tests.cli.doubles import Background, Cli, CliProcess, Hold, Outcome
+from tests.cli.doubles import Background, Cli, CliProcess, Daemon, Hold, Outcome
 from tests.inspection.doubles import Container, Pod, make_node, short_directory, usual_file
 from tests.support.api_server import StandInApiServer
 
@@ -81,17 +82,33 @@ def background() -> Iterator[Background]:
 
 
 @pytest.fixture
-def server(background: Background) -> Iterator[StandInApiServer]:
+def empty_server(background: Background) -> Iterator[StandInApiServer]:
     server = StandInApiServer()
     background.do(server.start())
-    for node in NODES:
-        server.create_node(node)
-    for pod in PODS:
-        server.create_pod(pod)
     yield server
     background.do(server.stop())
 
 
 @pytest.fixture
+def server(empty_server: StandInApiServer) -> StandInApiServer:
+    for node in NODES:
+        empty_server.create_node(node)
+    for pod in PODS:
+        empty_server.create_pod(pod)
+    return empty_server
+
+
+@pytest.fixture
 def kubeconfig(server: StandInApiServer, tmp_path: Path) -> Path:
     return server.write_kubeconfig(tmp_path / "kubeconfig")
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    made = Daemon()
+    serving = threading.Thread(target=made.server.serve_forever, kwargs={"poll_interval": 0.01})
+    serving.start()
+    yield made
+    made.server.shutdown()
+    serving.join()
+    made.server.server_close()

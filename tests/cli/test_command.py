@@ -174,34 +174,26 @@ def test_a_long_row_is_one_line_where_no_terminal_is(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out.splitlines()[1] == "0       " + "x" * 500
 
 
-def test_no_colour_where_no_terminal_is_and_rich_is_not_needed(capsys: pytest.CaptureFixture[str]) -> None:
-    print_lines([[("red", "red"), (" plain", "")]])
-    assert capsys.readouterr().out == "red plain\n"
+RED, PLAIN = "\x1b[31mbad\x1b[0m plain\n", "bad plain\n"
+COLOURS = {
+    "a terminal gets colour": ({}, RED),
+    "one that wants none gets no escape at all": ({"NO_COLOR": "1"}, PLAIN),
+    "nor one that can none": ({"TERM": "dumb"}, PLAIN),
+    "an empty NO_COLOR is as good as none": ({"NO_COLOR": ""}, RED),
+    "where no terminal is there is no colour, and rich is not needed": (None, PLAIN),
+}
 
 
-def test_a_terminal_gets_colour(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend_terminal(monkeypatch)
+@pytest.mark.parametrize(("terminal", "printed"), COLOURS.values(), ids=COLOURS)
+def test_colour_is_for_terminals_that_want_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: dict[str, str] | None, printed: str
+) -> None:
+    if terminal is not None:
+        pretend_terminal(monkeypatch)
+        for variable, value in terminal.items():
+            monkeypatch.setenv(variable, value)
     print_lines([[("bad", "red"), (" plain", "")]])
-    assert capsys.readouterr().out == "\x1b[31mbad\x1b[0m plain\n"
-
-
-@pytest.mark.parametrize(("variable", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
-def test_a_terminal_that_wants_no_colour_gets_no_escape_at_all(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, variable: str, value: str
-) -> None:
-    pretend_terminal(monkeypatch)
-    monkeypatch.setenv(variable, value)
-    print_lines([[("bad", "bold red"), (" plain", "")]])
-    assert capsys.readouterr().out == "bad plain\n"
-
-
-def test_an_empty_no_color_is_as_good_as_none(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend_terminal(monkeypatch)
-    monkeypatch.setenv("NO_COLOR", "")
-    print_lines([[("bad", "red")]])
-    assert capsys.readouterr().out == "\x1b[31mbad\x1b[0m\n"
+    assert capsys.readouterr().out == printed
 
 
 @pytest.mark.parametrize("text", ["[gpu]", "[/dev/neuron0]", "pod[2,3]"])

@@ -64,29 +64,38 @@ def offered(cli: Cli) -> Callable[..., set[str]]:
 Offered: TypeAlias = Callable[..., set[str]]
 
 
-def test_commands_are_offered(offered: Offered) -> None:
+OFFERED = {
+    "commands": ("de", {"demo", "devices", "decisions", "describe"}),
+    "the flags of a command": ("topology --asc", {"--ascii"}),
+    "not those of another": ("devices --asc", set()),
+    "the flags of an action": ("simulate node --l", {"--lnc"}),
+    "the choices of a flag": ("devices -o ", {"text", "wide", "json", "yaml"}),
+    "those of a setting": ("run --numbering ", {"auto", "host", "container"}),
+    "those of an argument": ("manifests s", {"second-scheduler"}),
+    "a value behind an equals sign": ("devices --output=j", {"--output=json"}),
+    "the same as bash splits it": ("devices --output = j", {"json"}),
+    "a value after a flag that takes none": ("pods -A -o na", {"name"}),
+    "nothing of an unknown command": ("nosuch ", set()),
+    "nothing of an unknown flag": ("devices --nosuch=", set()),
+    "instance types, though others may be given": (
+        "simulate node --type trn1",
+        {name for name in catalogue() if name.startswith("trn1")},
+    ),
+}
+"""What is typed, and what is offered then."""
+
+
+@pytest.mark.parametrize(("typed", "expected"), OFFERED.values(), ids=OFFERED)
+def test_what_is_offered(offered: Offered, typed: str, expected: set[str]) -> None:
+    assert offered(*typed.split(" ")) == expected
+
+
+def test_what_is_offered_among_others(offered: Offered, cli: Cli, tmp_path: Path) -> None:
     assert offered("") == set(COMMANDS)
-    assert offered("de") == {"demo", "devices", "decisions", "describe"}
-
-
-def test_flags_are_those_of_the_command(offered: Offered) -> None:
-    assert offered("topology", "--asc") == {"--ascii"}
-    assert offered("devices", "--asc") == set()
     assert {"--kubelet-dir", "--kubeconfig"} <= offered("run", "--kube")
-    assert offered("simulate", "node", "--l") == {"--lnc"}
-
-
-def test_choices_of_a_flag_are_offered(offered: Offered) -> None:
-    assert offered("devices", "-o", "") == {"text", "wide", "json", "yaml"}
-    assert offered("run", "--numbering", "") == {"auto", "host", "container"}
-    assert offered("manifests", "s") == {"second-scheduler"}
-
-
-def test_instance_types_and_checks_are_offered_though_others_may_be_given(
-    offered: Offered, cli: Cli, tmp_path: Path
-) -> None:
-    assert offered("simulate", "node", "--type", "trn1") == {name for name in catalogue() if name.startswith("trn1")}
     assert "device-nodes" in offered("doctor", "dev")
+    assert "core-errors" in offered("simulate", "fault", "./trn1", ""), "what breaks comes after the machine"
+    assert "TYPE" not in offered("pods", "-A", "--watch", "-o", "")
     assert cli("simulate", "node", tmp_path / "n", "--type", "trn7.xlarge").err.startswith("neuron-plugin: --type trn7")
 
 
@@ -98,16 +107,6 @@ def test_paths_are_left_to_the_shell_where_a_path_is_meant(cli: Cli) -> None:
         (("run", "--node-name", ""), ":4"),
     ):
         assert cli("__complete", *words).out == f"{directive}\n", words
-
-
-def test_a_value_may_stand_behind_an_equals_sign(offered: Offered) -> None:
-    assert offered("devices", "--output=j") == {"--output=json"}
-    assert offered("devices", "--output", "=", "j") == {"json"}, "as bash splits it"
-
-
-def test_a_flag_that_takes_no_value_takes_none(offered: Offered) -> None:
-    assert "TYPE" not in offered("pods", "-A", "--watch", "-o", "")
-    assert offered("pods", "-A", "-o", "na") == {"name"}
 
 
 def test_the_cluster_is_asked_as_the_typed_flags_say(offered: Offered, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,11 +124,6 @@ def test_the_cluster_is_asked_as_the_typed_flags_say(offered: Offered, monkeypat
         of_user={"as_": "anna", "as_groups": ("g1", "g2")},
     )
     assert asked == [Kubeconfig((), expected)]
-
-
-def test_what_is_not_known_offers_nothing(offered: Offered) -> None:
-    assert offered("nosuch", "") == set()
-    assert offered("devices", "--nosuch=") == set()
 
 
 class Typist:
@@ -227,10 +221,6 @@ def test_names_come_from_the_cluster_that_the_words_mean(
     assert asked("nodes", "--context", "") == ["simulated", ":4"]
     background.do(server.stop())
     assert asked("cordon", "t") == [":4"], "without a cluster nothing, and no word"
-
-
-def test_what_breaks_is_offered_after_the_machine(offered: Offered) -> None:
-    assert "core-errors" in offered("simulate", "fault", "./trn1", "")
 
 
 def test_another_shell_is_refused_by_name(cli: Cli) -> None:

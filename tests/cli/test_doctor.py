@@ -32,7 +32,7 @@ from tests.cli.doubles import Cli
 from tests.inspection.doubles import MakeNode
 from tests.support.api_server import StandInApiServer
 from tests.support.kubelet import StandInKubelet
-from tests.support.manifests import node_manifest, pod_manifest
+from tests.support.manifests import pod_manifest
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -273,22 +273,6 @@ def test_the_worst_level_is_in_the_report() -> None:
     assert report_of([]).worst is Level.OK
 
 
-def test_a_finding_is_one_line_to_grep_with_reason_and_remedy_below(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = text_of(capsys, examined(problem("it is broken", "it matters", "mend it")))
-    assert [line.split(maxsplit=2) for line in lines[:3]] == [
-        ["problem", "driver", "it is broken"],
-        ["why", "it", "matters"],
-        ["do", "mend", "it"],
-    ]
-    assert lines[0].index("it is") == lines[1].index("it matters") == lines[2].index("mend")
-
-
-def test_what_findings_in_a_row_have_in_common_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
-    twice = [warning("one", "because", "mend"), warning("two", "because", "mend"), warning("three", "so", "mend")]
-    words = [line.split()[0] for line in text_of(capsys, examined(*twice)) if line]
-    assert words[:-1] == ["warning", "warning", "why", "warning", "why", "do"]
-
-
 def test_the_same_remedy_of_two_checks_is_said_twice_unless_they_could_not_be_made(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -298,18 +282,6 @@ def test_the_same_remedy_of_two_checks_is_said_twice_unless_they_could_not_be_ma
     broken = problem("no", "", "start it")
     lines = text_of(capsys, [*examined(broken), *examined(broken, check=DEVICES)])
     assert sum("start it" in line for line in lines) == 2
-
-
-@pytest.mark.parametrize(
-    ("findings", "summary"),
-    [
-        ([ok("a"), ok("b")], "no problem, 2 ok"),
-        ([problem("a", "b", "c"), ok("b")], "1 problem, 1 ok"),
-        ([warning("a", "b", "c"), note("x"), unchecked(Unknown("y"))], "no problem, 1 warning, 2 notes, 0 ok (1 not"),
-    ],
-)
-def test_the_last_line_sums_up(capsys: pytest.CaptureFixture[str], findings: list[Finding], summary: str) -> None:
-    assert text_of(capsys, examined(*findings))[-1].startswith(summary)
 
 
 def test_nothing_that_was_found_steers_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -336,31 +308,3 @@ def test_json_and_yaml_are_one_document_with_every_key(capsys: pytest.CaptureFix
             }
         ],
     }
-
-
-def test_a_node_of_the_cluster_is_judged_by_what_is_published(
-    cli: Cli, server: StandInApiServer, kubeconfig: Path
-) -> None:
-    server.create_node(node_manifest("sick", "inf2.24xlarge", missing=[1], unhealthy={2: "ECC"}, disabled=[3]))
-    server.create_pod(pod_manifest("held", Resource.NEURON, 1, node="sick", annotations={"NEURON_DEVS": "1"}))
-
-    shown = cli("doctor", "sick", "--kubeconfig", kubeconfig)
-
-    assert shown.status == 1
-    assert "device 1 is missing; default/held has it" in shown.out
-    assert "device 2 is unhealthy: ECC" in shown.out
-    assert "device 3 disabled" in shown.out
-    assert "default/held: device 1 missing" in shown.out
-    fine = cli("doctor", "trn-1", "--kubeconfig", kubeconfig, "-o", "json")
-    levels = {finding["check"]: finding["level"] for finding in json.loads(fine.out)["findings"]}
-    assert levels["inventory"] == levels["registration"] == levels["holders"] == "ok"
-    assert levels["plugin"] == "note", "there is no Lease"
-    stock = cli("doctor", "inf-1", "--kubeconfig", kubeconfig).out
-    assert "what default/stock has is not known" in stock
-    bare = cli("doctor", "web-1", "--kubeconfig", kubeconfig)
-    assert (bare.status, "ok   " in bare.out, "5 not checked" in bare.out) == (1, False, False), bare.out
-    named = cli("doctor", "node/trn-1", "--kubeconfig", kubeconfig, "-o", "json")
-    assert named.out == fine.out, "as -o name prints it"
-    typed = cli("doctor", "drivers", "--kubeconfig", kubeconfig)
-    assert (typed.status, typed.out) == (1, "")
-    assert "drivers is no check (see --list); as a node: there is no node drivers: there are" in typed.err

@@ -185,6 +185,12 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 
 
+def ran(script: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A script of Python in a process of its own."""
+    line, own = [sys.executable, "-c", script, *words], {**_environment(), **environment}
+    return subprocess.run(line, capture_output=True, text=True, env=own, check=False)  # noqa: S603 - our own program
+
+
 def test_a_closed_standard_output_is_no_fault() -> None:
     typed = shlex.join([*_command(), "version"])
     done = subprocess.run(["/bin/sh", "-c", f"{typed} >&-"], stderr=subprocess.PIPE, env=_environment(), check=False)  # noqa: S603 - our own program
@@ -234,10 +240,7 @@ sys.meta_path.insert(0, Interrupting)
 from neuron_plugin.__main__ import entry
 entry()
 """
-    environment = {**_environment(), "TMPDIR": str(short_directory)}
-    done = subprocess.run(  # noqa: S603 - our own program
-        [sys.executable, "-c", script, command], capture_output=True, text=True, env=environment, check=False
-    )
+    done = ran(script, command, TMPDIR=str(short_directory))
     assert (done.returncode, done.stderr) == (Exit.INTERRUPTED, "")
     assert list(short_directory.iterdir()) == []
 
@@ -253,10 +256,7 @@ try:
 finally:
     print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)
 """
-    done = subprocess.run(  # noqa: S603 - our own program
-        [sys.executable, "-c", script], capture_output=True, text=True, env=_environment(), check=False
-    )
-    assert done.stdout.splitlines()[-1] == "True"
+    assert ran(script).stdout.splitlines()[-1] == "True"
 
 
 @pytest.mark.parametrize("command", ["nodes", "pods", "explain"])
@@ -269,10 +269,7 @@ with contextlib.suppress(SystemExit):
 daemon = ("neuron_plugin.inspection", "neuron_plugin.plugin", "neuron_plugin.hardware", "neuron_plugin.kubelet")
 print([name for name in sys.modules if name.startswith(daemon)])
 """
-    done = subprocess.run(  # noqa: S603 - our own program
-        [_command()[0], "-c", script], capture_output=True, text=True, env=_environment(), check=True
-    )
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert ran(script).stdout.splitlines()[-1:] == ["[]"]
 
 
 @pytest.mark.parametrize("words", [["--help"], ["devices", "--help"], ["scheduler-config"]])
@@ -288,10 +285,7 @@ with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
     main({words})
 print(sorted(({heavy} | set({others})) & set(sys.modules)))
 """
-    done = subprocess.run(  # noqa: S603 - our own program
-        [_command()[0], "-c", script], capture_output=True, text=True, env=_environment(), check=True
-    )
-    assert done.stdout.strip() == "[]"
+    assert ran(script).stdout.strip() == "[]"
 
 
 def test_as_a_plugin_of_kubectl_it_calls_itself_as_it_was_typed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,31 +18,20 @@ NEEDED = {
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_no_name_of_ours_is_left_in_what_is_printed(cli: Cli, part: str) -> None:
+def test_what_is_printed_is_manifests_without_a_placeholder_or_a_word_of_helm(cli: Cli, part: str) -> None:
     shown = cli("manifests", part, *NEEDED[part])
     assert (shown.status, shown.err) == (0, "")
     for placeholder in ("of-neuron-plugin", "its-tag", "version-of-kubernetes", "address-of-the-extender"):
         assert placeholder not in shown.out
-
-
-@pytest.mark.parametrize("part", PARTS)
-def test_everything_printed_is_a_manifest_and_none_claims_to_be_helms(cli: Cli, part: str) -> None:
-    shown = cli("manifests", part, *NEEDED[part])
     manifests = [manifest for manifest in yaml.safe_load_all(shown.out) if manifest]
     assert {"DaemonSet", "ValidatingAdmissionPolicy"} <= {manifest["kind"] for manifest in manifests}
     for manifest in manifests:
-        assert "app.kubernetes.io/managed-by" not in manifest["metadata"]["labels"]
-        assert "helm.sh/chart" not in manifest["metadata"]["labels"]
+        assert not {"app.kubernetes.io/managed-by", "helm.sh/chart"} & manifest["metadata"]["labels"].keys()
 
-
-@pytest.mark.parametrize("part", PARTS)
-def test_json_is_one_list_of_the_same_objects_and_comments_go_beside_it(cli: Cli, part: str) -> None:
-    as_yaml = cli("manifests", part, *NEEDED[part])
-    shown = cli("manifests", part, *NEEDED[part], "-o", "json")
-    found = json.loads(shown.out)
-    assert (found["apiVersion"], found["kind"]) == ("v1", "List")
-    assert found["items"] == [manifest for manifest in yaml.safe_load_all(as_yaml.out) if manifest]
-    assert ("neuron-plugin-extender-tls" in shown.err) == (part != "device-plugin")
+    as_json = cli("manifests", part, *NEEDED[part], "-o", "json")
+    found = json.loads(as_json.out)
+    assert (found["apiVersion"], found["kind"], found["items"]) == ("v1", "List", manifests)
+    assert ("neuron-plugin-extender-tls" in as_json.err) == (part != "device-plugin"), "comments go beside it"
 
 
 def test_without_a_part_its_choices_are_named(cli: Cli) -> None:
@@ -72,14 +61,12 @@ def test_the_image_of_this_version_is_the_default(cli: Cli) -> None:
     assert f"image: neuron-plugin:{__version__}\n" in cli("manifests", "device-plugin").out
 
 
-def test_a_provider_s_version_becomes_the_upstream_scheduler_s(cli: Cli) -> None:
-    shown = cli("manifests", "second-scheduler", "--kubernetes-version", "v1.33.4-eks-1a2b3c")
-    assert "image: registry.k8s.io/kube-scheduler:v1.33.4\n" in shown.out
-
-
-def test_a_minor_version_alone_is_a_version(cli: Cli) -> None:
-    shown = cli("manifests", "second-scheduler", "--kubernetes-version", "1.30")
-    assert "image: registry.k8s.io/kube-scheduler:v1.30.0\n" in shown.out
+@pytest.mark.parametrize(("given", "upstream"), [("v1.33.4-eks-1a2b3c", "v1.33.4"), ("1.30", "v1.30.0")])
+def test_a_provider_s_version_or_a_minor_one_becomes_the_upstream_scheduler_s(
+    cli: Cli, given: str, upstream: str
+) -> None:
+    shown = cli("manifests", "second-scheduler", "--kubernetes-version", given)
+    assert f"image: registry.k8s.io/kube-scheduler:{upstream}\n" in shown.out
 
 
 def test_the_address_is_the_service_s_and_the_scheduler_s(cli: Cli) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -32,21 +32,13 @@ def bound(name: str, node: str, ids: str, controller: str = "ReplicaSet", **anno
 
 
 @pytest.fixture
-def server(background: Background) -> Iterator[StandInApiServer]:
-    server = StandInApiServer()
-    background.do(server.start())
+def server(empty_server: StandInApiServer) -> StandInApiServer:
     for name in ("trn-1", "trn-2"):
-        server.create_node(node_manifest(name, "trn1.32xlarge"))
-    server.create_pod(bound("small", "trn-1", "5"))
-    server.create_pod(bound("rows", "trn-2", "0,1,2,3,4,5,6,7", **{MOVABLE_KEY: "false"}))
-    server.create_pod(pod_manifest("big", NEURON, 16))
-    yield server
-    background.do(server.stop())
-
-
-@pytest.fixture
-def kubeconfig(server: StandInApiServer, tmp_path: Path) -> Path:
-    return server.write_kubeconfig(tmp_path / "kubeconfig")
+        empty_server.create_node(node_manifest(name, "trn1.32xlarge"))
+    empty_server.create_pod(bound("small", "trn-1", "5"))
+    empty_server.create_pod(bound("rows", "trn-2", "0,1,2,3,4,5,6,7", **{MOVABLE_KEY: "false"}))
+    empty_server.create_pod(pod_manifest("big", NEURON, 16))
+    return empty_server
 
 
 async def do(work: Callable[[], Any]) -> None:
@@ -68,80 +60,12 @@ def test_the_move_that_makes_room_for_a_waiting_pod_is_shown(cli: Cli, kubeconfi
     assert " ".join(move) == "for default/big: default/small from trn-1 to trn-2, device 8"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "lines"),
-    [
-        (("-n", "ml", "-o", "name"), ["pod/other"]),
-        (("-A", "-n", "ml", "-o", "name"), ["pod/big", "pod/other"]),
-        (("-n", "none", "-o", "name"), []),
-        (("--drain", "trn-1", "-o", "name"), ["pod/small"]),
-        (("--drain", "node/trn-1", "--no-headers"), ["default/small  trn-2  device 8"]),
-        (("-n", "ml", "--no-headers"), ["ml/other  neuron=4  fits  trn-2  -  devices:12-15  -"]),
-        (("--idle", "-n", "ml"), []),
-        (("-A", "-o", "name", "--sort-by", ".devices"), ["pod/other", "pod/big"]),
-        (("-l", "app=other", "-o", "name"), ["pod/other"]),
-        (("-l", "app!=other", "--drain", "trn-1", "-o", "name"), ["pod/small"]),
-        (("-l", "app=other", "--drain", "trn-1", "-o", "name"), []),
-    ],
-)
-def test_a_plan_takes_the_flags_of_kubectl_for_lists(
-    cli: Cli, server: StandInApiServer, kubeconfig: Path, arguments: tuple[str, ...], lines: list[str]
-) -> None:
-    pod = pod_manifest("other", NEURON, 4)
-    server.create_pod({**pod, "metadata": {**pod["metadata"], "namespace": "ml", "labels": {"app": "other"}}})
-    assert cli("plan", "--kubeconfig", kubeconfig, "--lease-namespace", "", *arguments).out.splitlines() == lines
-
-
-@pytest.mark.parametrize(
-    ("arguments", "nothing"),
-    [
-        ((), "no pod with labels app=none waits for Neuron devices"),
-        (("--drain", "trn-1"), "trn-1 has no pod with labels app=none"),
-        (("--idle",), "no container of a pod with labels app=none is known to be idle"),
-    ],
-)
-def test_labels_that_no_pod_has_are_named(cli: Cli, kubeconfig: Path, arguments: tuple[str, ...], nothing: str) -> None:
-    shown = cli("plan", "--kubeconfig", kubeconfig, "--lease-namespace", "", "-l", "app=none", *arguments)
-    assert (shown.status, shown.err.strip().startswith(f"neuron-plugin: {nothing}")) == (0, True)
-
-
-@pytest.mark.parametrize("others", [("--shape", "neuron=4"), ("-f", "cluster.json"), ("--extender", "http://x")])
-def test_labels_are_those_of_pods_in_the_cluster(cli: Cli, kubeconfig: Path, others: tuple[str, str]) -> None:
-    shown = cli("plan", "--kubeconfig", kubeconfig, "-l", "app=other", *others)
-    assert (shown.status, "give one of the two" in shown.err) == (2, True)
-
-
-def test_the_pod_of_a_shape_has_no_name(cli: Cli, kubeconfig: Path) -> None:
-    shown = cli("plan", "--kubeconfig", kubeconfig, "--shape", "neuron=4", "-o", "name")
-    assert (shown.status, shown.out) == (2, "")
-
-
 def test_what_is_lost_counts_from_the_last_checkpoint(cli: Cli, server: StandInApiServer, kubeconfig: Path) -> None:
     (before,) = plan(cli, kubeconfig)["waiting"]
     server.delete_pod("default", "small", grace_seconds=0)
     server.create_pod(bound("saved", "trn-1", "5", **{LAST_CHECKPOINT_KEY: "2026-01-01T00:00:00Z"}))
     (after,) = plan(cli, kubeconfig)["waiting"]
     assert before["lost"] - after["lost"] == pytest.approx((1767225600 - 1700000000) / 3600, abs=0.1)
-
-
-@pytest.mark.parametrize("controller", ["DaemonSet", "Node"])
-def test_a_pod_that_no_controller_makes_again_elsewhere_is_not_moved(
-    cli: Cli, server: StandInApiServer, kubeconfig: Path, controller: str
-) -> None:
-    server.delete_pod("default", "small", grace_seconds=0)
-    server.create_pod(bound("small", "trn-1", "5", controller))
-    (found,) = plan(cli, kubeconfig)["waiting"]
-    assert (found["standing"], found["node"], found["moves"]) == ("short", "", [])
-    assert found["reason"] == (
-        "0 of 2 Neuron nodes: 1 has 15 of 16 devices free, 1 has 8 of 16 devices free. In the way: default/small"
-    )
-
-
-def test_a_cordoned_node_is_no_place_to_go(cli: Cli, server: StandInApiServer, kubeconfig: Path) -> None:
-    node = node_manifest("trn-3", "trn1.32xlarge")
-    server.create_node({**node, "spec": {"unschedulable": True}})
-    (found,) = plan(cli, kubeconfig)["waiting"]
-    assert [move["target"] for move in found["moves"]] == ["trn-2"]
 
 
 def test_a_pod_with_constraints_is_planned_for_and_one_that_cannot_be_judged_is_listed_with_its_reason(
@@ -163,37 +87,12 @@ def test_a_pod_with_constraints_is_planned_for_and_one_that_cannot_be_judged_is_
     assert text in shown.out
 
 
-def test_a_drain_keeps_what_a_pod_asks_of_its_devices(cli: Cli, server: StandInApiServer, kubeconfig: Path) -> None:
-    server.delete_pod("default", "small", grace_seconds=0)
-    listed = bound("listed", "trn-1", "0,1,2,3", **{"neuron-plugin.io/allow-devices": "0-3"})
-    server.create_pod(listed)
-    shown = cli("plan", "--kubeconfig", kubeconfig, "--lease-namespace", "", "--drain", "trn-1")
-    assert shown.status == 1
-    assert shown.rows[1] == ["default/listed", "-", "fits", "on", "no", "other", "node", "now"]
-
-
 def test_a_drain_shows_where_the_pods_would_go(cli: Cli, kubeconfig: Path) -> None:
     shown = cli("plan", "--kubeconfig", kubeconfig, "--lease-namespace", "", "--drain", "trn-1")
     assert shown.status == 0
     assert shown.rows == [["POD", "NODE", "IDS"], ["default/small", "trn-2", "device", "8"]]
     found = plan(cli, kubeconfig, "--drain", "trn-2")
     assert (found["stuck"], found["drained"][0]["target"]) == ([], "trn-1")
-
-
-def test_a_pod_that_would_fit_nowhere_else_ends_a_drain_with_exit_status_1(
-    cli: Cli, server: StandInApiServer, kubeconfig: Path
-) -> None:
-    server.create_pod(bound("rest", "trn-1", ",".join(map(str, range(8, 16)))))
-    shown = cli("plan", "--kubeconfig", kubeconfig, "--lease-namespace", "", "--drain", "trn-2", "-o", "json")
-    assert shown.status == 1
-    assert json.loads(shown.out)["stuck"] == ["default/rows"]
-
-
-def test_how_many_pods_of_a_shape_fit(cli: Cli, kubeconfig: Path) -> None:
-    found = plan(cli, kubeconfig, "--shape", "neuron=4")
-    assert (found["waiting"][0]["standing"], found["fitting"]) == ("fits", {"trn-1": 3, "trn-2": 2})
-    shown = cli("plan", "--kubeconfig", kubeconfig, "--lease-namespace", "", "--shape", "neuron=4")
-    assert shown.out.endswith("\n5 of this shape fit in all: 3 on trn-1, 2 on trn-2\n")
 
 
 def test_what_kubectl_prints_makes_the_same_plan(
@@ -236,22 +135,6 @@ def test_a_file_that_has_no_cluster_is_refused(cli: Cli, tmp_path: Path, text: s
     assert complaint in shown.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint", "status"),
-    [
-        (("--shape", "gpu=1"), "--shape: 'gpu=1' is no shape", 2),
-        (("--drain", "ghost"), "there is no node ghost: there are ", 1),
-        (("--most-victims", "0"), "--most-victims", 2),
-    ],
-)
-def test_what_cannot_be_planned_is_said_in_one_line(
-    cli: Cli, kubeconfig: Path, arguments: tuple[str, ...], complaint: str, status: int
-) -> None:
-    shown = cli("plan", "--kubeconfig", kubeconfig, "--lease-namespace", "", *arguments)
-    assert (shown.status, len(shown.err.splitlines())) == (status, 1)
-    assert complaint in shown.err
-
-
 def test_what_is_not_used_is_listed_with_the_most_device_hours_first(
     cli: Cli, background: Background, server: StandInApiServer, kubeconfig: Path
 ) -> None:
@@ -275,9 +158,3 @@ def test_what_is_not_used_is_listed_with_the_most_device_hours_first(
     since = datetime.fromtimestamp(now - 2 * 3600, UTC).isoformat().replace("+00:00", "Z")
     assert (of_rows["devices"], of_rows["idleSince"]) == ([*range(8)], since)
     assert second[:6] == ["default/small", "main", "trn-1", "device:5", "10h", "10.0"]
-
-
-def test_without_anything_idle_it_says_of_how_much_it_is_not_known(cli: Cli, kubeconfig: Path) -> None:
-    shown = cli("plan", "--idle", "--kubeconfig", kubeconfig)
-    assert (shown.status, shown.out) == (0, "")
-    assert "no container is known to be idle; of 2 containers this is not known" in shown.err

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from itertools import pairwise
-from pathlib import Path
 from typing import TypeAlias
 
 import pytest
-import yaml
 
 from neuron_plugin.allocation import Allocation, Ledger, PodReference, PodUid, Resource
 from neuron_plugin.cli.command import Segment
@@ -24,122 +21,6 @@ from tests.inspection.cases import looked
 from tests.inspection.doubles import MakeNode
 
 
-def sets(out: str) -> dict[int, str]:
-    """The line of each count of devices."""
-    lines = out.partition("Sets of devices")[2].splitlines()[1:]
-    return {int(line.split(":")[0]): " ".join(line.split(":")[1].split()) for line in lines if line.startswith(" ")}
-
-
-def test_a_torus_with_its_holders(cli: Cli, make_node: MakeNode, hold: Hold) -> None:
-    hold(("train", "main", "neurondevice", "4,5,6,7"), ("infer", "serve", "neuroncore", "3"))
-    shown = cli("topology", "--root", make_node("trn1.32xlarge").root)
-    assert (shown.status, shown.err) == (0, "")
-    lines = shown.out.splitlines()
-    title = "trn1.32xlarge: 16 devices (Trainium1), 2 cores each (LNC 1), torus, driver 2.30.2.0"
-    assert lines[0] == f"{title}; 11 devices and 23 cores free"
-    assert "╌╌┤ 0    ├──┤ 1    ├──┤ 2    ├──┤ 3    ├╌╌" in lines
-    assert "  │ ..   │  │ .B   │  │ ..   │  │ ..   │" in lines
-    assert "  │ AA   │  │ AA   │  │ AA   │  │ AA   │" in lines
-    assert "A  default/train: main devices 4-7" in lines
-    assert "B  default/infer: serve core 3" in lines
-
-
-def test_counts_and_free_sets_of_a_torus_are_the_rows_and_halves(cli: Cli, make_node: MakeNode, hold: Hold) -> None:
-    hold(("train", "main", "neurondevice", "4"))
-    out = cli("topology", "--root", make_node("trn1.32xlarge").root).out
-    assert "Counts that can be requested: devices 1,4,8,16; cores 1-2,8,16,32.\n" in out
-    assert "Sets of devices that are free now:\n" in out
-    assert sets(out)[4] == "3 of 4 0-3 8-11 12-15"
-    assert sets(out)[8] == "1 of 2 8-15"
-    assert sets(out)[16] == "0 of 1"
-    assert "Counts of cores that are free now: 1-2,8,16.\n" in out
-
-
-def test_sets_of_inf2_are_consecutive(cli: Cli, make_node: MakeNode, hold: Hold) -> None:
-    hold()
-    out = cli("topology", "--root", make_node("inf2.24xlarge").root).out
-    assert sets(out)[3] == "4 of 4 0-2 1-3 2-4 3-5"
-
-
-def test_a_core_in_use_takes_its_device_out_of_the_sets(cli: Cli, make_node: MakeNode, hold: Hold) -> None:
-    hold(("infer", "serve", "neuroncore", "5"))
-    out = cli("topology", "--root", make_node("inf2.24xlarge").root).out
-    assert sets(out)[1] == "5 of 6 0 1 3 4 5"
-    assert "Counts of cores that are free now: 1-6.\n" in out
-
-
-def test_everything_held_leaves_no_count(cli: Cli, make_node: MakeNode, hold: Hold) -> None:
-    hold(("train", "main", "neuron", "0"))
-    out = cli("topology", "--root", make_node("inf2.xlarge").root).out
-    assert "Counts of cores that are free now: none.\n" in out
-
-
-def test_without_a_kubelet_nothing_is_called_free(cli: Cli, make_node: MakeNode) -> None:
-    shown = cli("topology", "--root", make_node("inf2.24xlarge").root)
-    assert shown.status == 0
-    assert "Sets of devices, free unless a pod holds them:" in shown.out
-    assert "Counts of cores that are free unless a pod holds them: 1-12." in shown.out
-    assert "free now" not in shown.out
-    assert shown.err.count("holders are not known") == 1
-
-
-def test_a_missing_device_is_drawn_without_links_and_is_in_no_set(cli: Cli, make_node: MakeNode, hold: Hold) -> None:
-    hold()
-    shown = cli("topology", "--root", make_node("inf2.24xlarge", missing=[2]).root)
-    assert "├──┤ 1    │  │ 2    │  │ 3    ├──" in shown.out
-    assert "x  device missing" in shown.out
-    assert sets(shown.out)[3] == "1 of 4 3-5"
-
-
-def test_an_unhealthy_device_is_in_no_set(cli: Cli, make_node: MakeNode, hold: Hold) -> None:
-    hold()
-    node = make_node("inf2.24xlarge")
-    node.set_ecc(0, memory=1)
-    assert sets(cli("topology", "--root", node.root).out)[6] == "0 of 1"
-
-
-def test_links_that_are_not_drawn_are_listed(cli: Cli, make_node: MakeNode, hold: Hold) -> None:
-    """An unknown machine, linked like nothing that is known."""
-    hold()
-    node = make_node("inf2.24xlarge")
-    node.set_attribute(0, "connected_devices", "1, 5\n")
-    product = node.root / "sys/devices/virtual/dmi/id/product_name"
-    product.chmod(0o644)
-    product.write_text("inf9.xlarge\n")
-    shown = cli("topology", "--root", node.root)
-    assert "also linked: 0-5\n" in shown.out
-    assert ", unlinked, " in shown.out
-
-
-def test_a_script_gets_links_sets_and_what_is_free(cli: Cli, make_node: MakeNode, hold: Hold) -> None:
-    hold(("infer", "serve", "neuroncore", "5"))
-    node = make_node("inf2.24xlarge", missing=[0])
-    found = json.loads(cli("topology", "--root", node.root, "-o", "json").out)
-    assert (found["version"], found["topology"], found["holdersKnown"]) == (1, "line", True)
-    assert found["devices"][0] == {"id": 0, "connected": [], "cores": [0, 1], "freeCores": []}
-    assert found["devices"][2] == {"id": 2, "connected": [1, 3], "cores": [4, 5], "freeCores": [4]}
-    assert found["deviceSets"][2] == {
-        "count": 3,
-        "sets": [[0, 1, 2], [1, 2, 3], [2, 3, 4], [3, 4, 5]],
-        "freeSets": [[3, 4, 5]],
-    }
-    assert (found["coreCounts"], found["freeCoreCounts"]) == ([*range(1, 13)], [1, 2, 3, 4, 5, 6])
-    assert yaml.safe_load(cli("topology", "--root", node.root, "-o", "yaml").out) == found
-
-
-def test_a_document_says_that_holders_are_not_known(cli: Cli, make_node: MakeNode) -> None:
-    shown = cli("topology", "--root", make_node("inf2.xlarge").root, "-o", "json")
-    found = json.loads(shown.out)
-    assert (found["holdersKnown"], shown.err) == (False, "")
-    assert "holders are not known" in found["notes"][0]
-
-
-def test_ascii_on_request(cli: Cli, make_node: MakeNode) -> None:
-    shown = cli("topology", "--ascii", "--root", make_node("trn1.32xlarge").root)
-    assert shown.out.isascii()
-    assert "~~| 0    |--| 1    |" in shown.out
-
-
 def test_holders_have_colours_on_a_terminal(
     cli: Cli, make_node: MakeNode, hold: Hold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,13 +30,6 @@ def test_holders_have_colours_on_a_terminal(
     monkeypatch.delenv("NO_COLOR", raising=False)
     shown = cli("topology", "--root", make_node("inf2.xlarge").root)
     assert "\x1b[1;36mA\x1b[0m" in shown.out
-
-
-def test_no_device_is_status_one(cli: Cli, tmp_path: Path) -> None:
-    shown = cli("topology", "--root", tmp_path)
-    assert (shown.status, shown.out) == (1, "")
-    assert shown.err.startswith("neuron-plugin: no Neuron device: ")
-    assert shown.err.count("\n") == 1
 
 
 Occupancy: TypeAlias = tuple[dict[int, list[Segment]], dict[Segment, str]]
@@ -178,59 +52,6 @@ def held(*allocations: tuple[str, str, Resource, int]) -> Ledger:
 
 def characters(of: Occupancy) -> list[str]:
     return ["".join(character for character, _ in marks) for marks in of[0].values()]
-
-
-def legend(of: Occupancy) -> dict[str, str]:
-    return {character: text for (character, _), text in of[1].items()}
-
-
-def test_each_pod_has_a_letter_and_the_legend_its_containers(make_node: MakeNode) -> None:
-    ledger = held(
-        ("train", "init", Resource.NEURONDEVICE, 0b1111),
-        ("train", "main", Resource.NEURON, 0b0011),
-        ("infer", "serve", Resource.NEURONCORE, 0b110000000),
-    )
-    of = occupancy(make_node("inf2.24xlarge"), ledger)
-    assert characters(of) == ["AA", "AA", "..", ".B", "B.", ".."]
-    assert legend(of) == {
-        "A": "ml/train: init devices 0-1, main device 0",
-        "B": "ml/infer: serve cores 7-8",
-        ".": "free",
-    }
-
-
-def test_unusable_devices_have_marks_of_their_own(make_node: MakeNode) -> None:
-    node = make_node("inf2.24xlarge", missing=[5])
-    node.set_ecc(1, sram=1)
-    node.set_attribute(2, "core_count", "x")
-    of = occupancy(node, Ledger())
-    assert characters(of) == ["..", "!!", "xx", "..", "..", "xx"]
-    assert set(legend(of)) == {".", "!", "x"}
-
-
-def test_a_pod_on_an_unhealthy_device_is_still_shown(make_node: MakeNode) -> None:
-    node = make_node("inf2.24xlarge")
-    node.set_ecc(0, sram=1)
-    assert characters(occupancy(node, held(("a", "x", Resource.NEURON, 0b01))))[0] == "A!"
-
-
-def test_a_core_of_two_pods_is_marked(make_node: MakeNode) -> None:
-    of = occupancy(
-        make_node("inf2.24xlarge"),
-        held(("a", "x", Resource.NEURON, 0b0011), ("b", "y", Resource.NEURONCORE, 0b0110)),
-    )
-    assert characters(of)[:2] == ["A#", "B."]
-    assert "more than one pod" in legend(of)["#"]
-
-
-def test_unknown_holders_make_no_core_free(make_node: MakeNode) -> None:
-    of = occupancy(make_node("inf2.xlarge"), None)
-    assert legend(of) == {".": "free unless a pod holds it (holders are not known)"}
-
-
-def test_nothing_that_is_not_drawn_is_in_the_legend(make_node: MakeNode) -> None:
-    of = occupancy(make_node("inf2.xlarge"), held(("a", "x", Resource.NEURON, 0b11)))
-    assert set(legend(of)) == {"A"}
 
 
 def test_a_core_for_every_pod_has_letters_enough_for_62(make_node: MakeNode) -> None:
@@ -263,40 +84,6 @@ def rows(grid: Grid) -> list[list[int]]:
     for device, (row, column) in grid.places.items():
         lines.setdefault(row, {})[column] = device
     return [[line[column] for column in sorted(line)] for _, line in sorted(lines.items())]
-
-
-def test_a_single_device_is_one_box() -> None:
-    assert drawn(Topology.SINGLE, 1, "....") == ("  ┌──────┐\n  │ 0    │\n  │ .... │\n  └──────┘")
-
-
-def test_a_line_has_no_link_from_its_end_to_its_beginning() -> None:
-    assert drawn(Topology.LINE, 4).splitlines() == [
-        "  ┌──────┐  ┌──────┐  ┌──────┐  ┌──────┐",
-        "  │ 0    ├──┤ 1    ├──┤ 2    ├──┤ 3    │",
-        "  │ ..   │  │ ..   │  │ ..   │  │ ..   │",
-        "  └──────┘  └──────┘  └──────┘  └──────┘",
-    ]
-
-
-def test_a_ring_is_folded_so_that_its_ends_meet() -> None:
-    assert drawn(Topology.RING, 6).splitlines() == [
-        "  ┌──────┐  ┌──────┐  ┌──────┐",
-        "  │ 0    ├──┤ 1    ├──┤ 2    │",
-        "  │ ..   │  │ ..   │  │ ..   │",
-        "  └───┬──┘  └──────┘  └───┬──┘",
-        "      │                   │",
-        "  ┌───┴──┐  ┌──────┐  ┌───┴──┐",
-        "  │ 5    ├──┤ 4    ├──┤ 3    │",
-        "  │ ..   │  │ ..   │  │ ..   │",
-        "  └──────┘  └──────┘  └──────┘",
-    ]
-
-
-def test_a_torus_has_stubs_on_all_four_edges() -> None:
-    lines = drawn(Topology.TORUS, 16).splitlines()
-    assert lines[0] == lines[-1] == "      ╎         ╎         ╎         ╎"
-    assert lines[2] == "╌╌┤ 0    ├──┤ 1    ├──┤ 2    ├──┤ 3    ├╌╌"
-    assert lines[17] == "╌╌┤ 12   ├──┤ 13   ├──┤ 14   ├──┤ 15   ├╌╌"
 
 
 def test_a_missing_device_has_no_links() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 from neuron_plugin.cluster.client import TIMES, ClientTimes, KubernetesApi, connect
@@ -53,3 +53,15 @@ async def api_of(
     (directory / "raw").write_text(KUBECONFIG.format(scheme=scheme, port=port))
     async with server, await connect(directory / "raw", times=times) as api:
         yield api
+
+
+def saying(
+    data: bytes, directory: Path, *, heads: list[str] | None = None
+) -> AbstractAsyncContextManager[KubernetesApi]:
+    """The transport to a server that answers with these bytes."""
+
+    async def say(writer: asyncio.StreamWriter) -> None:
+        writer.write(data)
+        await writer.drain()
+
+    return api_of(say, directory, heads=heads)

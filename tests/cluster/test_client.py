@@ -12,7 +12,7 @@ import pytest
 
 from neuron_plugin.cluster.api import ApiError, ApiRequest, UnreachableError, send
 from neuron_plugin.cluster.client import ClientTimes, KubernetesApi
-from tests.cluster.raw import CHUNKED, api_of, chunk
+from tests.cluster.raw import CHUNKED, api_of, chunk, saying
 from tests.support.api_server import Fault, Match, StandInApiServer
 
 PODS = ApiRequest("GET", "/api/v1/pods")
@@ -57,11 +57,7 @@ async def test_a_request_says_who_asks_and_what_is_understood(tmp_path: Path) ->
     """Flow schemas and audit logs know a client by its name."""
     heads: list[str] = []
 
-    async def nothing(writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
-        await writer.drain()
-
-    async with api_of(nothing, tmp_path, heads=heads) as api:
+    async with saying(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", tmp_path, heads=heads) as api:
         await api.request(PODS, timeout_seconds=5)
     (lines,) = (head.splitlines() for head in heads)
     assert lines[0] == "GET /api/v1/pods HTTP/1.1"
@@ -124,13 +120,9 @@ async def test_being_cancelled_passes_through(server: StandInApiServer, api: Kub
 async def test_a_header_says_when_to_come_back_where_no_status_object_does(tmp_path: Path) -> None:
     """Priority and fairness, and a server that shuts down, answer with a line of text."""
 
-    async def busy(writer: asyncio.StreamWriter) -> None:
-        writer.write(
-            b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 7\r\nContent-Length: 18\r\n\r\nToo many requests."
-        )
-        await writer.drain()
-
-    async with api_of(busy, tmp_path) as api:
+    async with saying(
+        b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 7\r\nContent-Length: 18\r\n\r\nToo many requests.", tmp_path
+    ) as api:
         with pytest.raises(ApiError) as raised:
             await send(api, PODS, timeout_seconds=5)
         with pytest.raises(ApiError) as raised_by_watch:
@@ -142,11 +134,7 @@ async def test_a_header_says_when_to_come_back_where_no_status_object_does(tmp_p
 
 @pytest.mark.parametrize("date", ["Wed, 21 Oct 2026 07:28:00 GMT", "-1", "1.5", "", "1e9"])
 async def test_a_header_that_is_no_number_of_seconds_says_nothing(tmp_path: Path, date: str) -> None:
-    async def busy(writer: asyncio.StreamWriter) -> None:
-        writer.write(f"HTTP/1.1 503 X\r\nRetry-After: {date}\r\nContent-Length: 0\r\n\r\n".encode())
-        await writer.drain()
-
-    async with api_of(busy, tmp_path) as api:
+    async with saying(f"HTTP/1.1 503 X\r\nRetry-After: {date}\r\nContent-Length: 0\r\n\r\n".encode(), tmp_path) as api:
         assert (await api.request(PODS, timeout_seconds=5)).retry_after_seconds is None
 
 
@@ -235,11 +223,10 @@ async def test_a_character_may_be_cut_in_two_by_a_chunk(tmp_path: Path) -> None:
 
 
 async def test_a_stream_cut_off_within_a_chunk_is_no_clean_end(tmp_path: Path) -> None:
-    async def half(writer: asyncio.StreamWriter) -> None:
-        writer.write(CHUNKED + chunk(b'{"n":1}\n') + b"ff\r\nand then")
-        await writer.drain()
-
-    async with api_of(half, tmp_path) as api, api.stream(WATCH, silence_seconds=5) as lines:
+    async with (
+        saying(CHUNKED + chunk(b'{"n":1}\n') + b"ff\r\nand then", tmp_path) as api,
+        api.stream(WATCH, silence_seconds=5) as lines,
+    ):
         assert await anext(lines) == b'{"n":1}'
         with pytest.raises(UnreachableError):
             await anext(lines)
@@ -266,11 +253,10 @@ def timer_of_connection_to(server: StandInApiServer) -> str:
 
 
 async def test_a_line_that_was_cut_off_before_a_clean_end_is_dropped(tmp_path: Path) -> None:
-    async def three(writer: asyncio.StreamWriter) -> None:
-        writer.write(CHUNKED + chunk(b"one\ntw") + chunk(b"o\n\nthr") + chunk(b"ee") + b"0\r\n\r\n")
-        await writer.drain()
-
-    async with api_of(three, tmp_path) as api, api.stream(WATCH, silence_seconds=5) as lines:
+    async with (
+        saying(CHUNKED + chunk(b"one\ntw") + chunk(b"o\n\nthr") + chunk(b"ee") + b"0\r\n\r\n", tmp_path) as api,
+        api.stream(WATCH, silence_seconds=5) as lines,
+    ):
         assert [line async for line in lines] == [b"one", b"two", b""]
 
 

@@ -26,7 +26,7 @@ from neuron_plugin.cluster.credentials import (
     Overrides,
     of_kubeconfig,
 )
-from tests.cluster.raw import api_of
+from tests.cluster.raw import saying
 from tests.support.api_server import StandInApiServer
 
 PODS = ApiRequest("GET", "/api/v1/pods")
@@ -542,38 +542,35 @@ ANNA = (
 )
 
 
-PLAIN = ("https://one", "name", True, "Bearer t1", None, ())
-OVERRIDES = {
-    "nothing": (Overrides(), PLAIN),
-    "another context": (Overrides("two"), ("http://two", "", True, "Bearer t2", None, ANNA)),
-    "another cluster": (Overrides(cluster="two"), ("http://two", "", True, "Bearer t1", None, ())),
-    "another user": (Overrides(user="acting"), ("https://one", "name", True, "Bearer t2", None, ANNA)),
+PLAIN: dict[str, object] = {"server": "https://one", "name": "name", "verified": True, "authorization": "Bearer t1"}
+PLAIN |= {"token_file": None, "acts_as": ()}
+BEN = (("Impersonate-User", "ben"), ("Impersonate-Group", "g"))
+OVERRIDES: dict[str, tuple[Overrides, dict[str, object]]] = {
+    "nothing": (Overrides(), {}),
+    "another context": (
+        Overrides("two"),
+        {"server": "http://two", "name": "", "authorization": "Bearer t2", "acts_as": ANNA},
+    ),
+    "another cluster": (Overrides(cluster="two"), {"server": "http://two", "name": ""}),
+    "another user": (Overrides(user="acting"), {"authorization": "Bearer t2", "acts_as": ANNA}),
     "a server has the name in its address": (
         Overrides(of_cluster={"server": "https://three"}),
-        ("https://three", "", True, "Bearer t1", None, ()),
+        {"server": "https://three", "name": ""},
     ),
     "a server with a name": (
         Overrides(of_cluster={"server": "https://three", "tls_server_name": "three.example"}),
-        ("https://three", "three.example", True, "Bearer t1", None, ()),
+        {"server": "https://three", "name": "three.example"},
     ),
-    "no check of the server": (
-        Overrides(of_cluster={"insecure_skip_tls_verify": True}),
-        ("https://one", "name", False, "Bearer t1", None, ()),
-    ),
+    "no check of the server": (Overrides(of_cluster={"insecure_skip_tls_verify": True}), {"verified": False}),
     "a CA where none was checked": (
         Overrides(cluster="unsafe", of_cluster={"certificate_authority": "ca.crt"}),
-        ("https://unsafe", "", True, "Bearer t1", None, ()),
+        {"server": "https://unsafe", "name": ""},
     ),
-    "a token": (Overrides(of_user={"token": "t3"}), ("https://one", "name", True, "Bearer t3", None, ())),
-    "a token in place of a file": (
-        Overrides(user="by file", of_user={"token": "t3"}),
-        ("https://one", "name", True, "Bearer t3", None, ()),
-    ),
-    "as somebody": (
-        Overrides(of_user={"as_": "ben", "as_groups": ("g",)}),
-        ("https://one", "name", True, "Bearer t1", None, (("Impersonate-User", "ben"), ("Impersonate-Group", "g"))),
-    ),
+    "a token": (Overrides(of_user={"token": "t3"}), {"authorization": "Bearer t3"}),
+    "a token in place of a file": (Overrides(user="by file", of_user={"token": "t3"}), {"authorization": "Bearer t3"}),
+    "as somebody": (Overrides(of_user={"as_": "ben", "as_groups": ("g",)}), {"acts_as": BEN}),
 }
+"""What is given, and in what that differs from what is in the kubeconfig."""
 
 
 @pytest.fixture
@@ -587,12 +584,17 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(("overrides", "expected"), OVERRIDES.values(), ids=OVERRIDES)
 async def test_what_is_given_comes_before_the_kubeconfig(
-    two: Path, overrides: Overrides, expected: tuple[object, ...]
+    two: Path, overrides: Overrides, expected: dict[str, object]
 ) -> None:
     found = await of_kubeconfig([two], overrides)
-    verified = found.tls is None or found.tls.verify_mode is ssl.CERT_REQUIRED
-    who = (found.authorization, found.token_file, found.acts_as)
-    assert (found.server, found.tls_server_name, verified, *who) == expected
+    assert PLAIN | expected == {
+        "server": found.server,
+        "name": found.tls_server_name,
+        "verified": found.tls is None or found.tls.verify_mode is ssl.CERT_REQUIRED,
+        "authorization": found.authorization,
+        "token_file": found.token_file,
+        "acts_as": found.acts_as,
+    }
 
 
 async def test_a_certificate_takes_the_place_of_what_stands_in_the_kubeconfig(
@@ -632,11 +634,7 @@ async def test_groups_to_act_as_need_a_user(tmp_path: Path) -> None:
 async def test_each_request_says_as_whom_it_is_made(tmp_path: Path) -> None:
     heads = list[str]()
 
-    async def answer(writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
-        await writer.drain()
-
-    async with api_of(answer, tmp_path, heads=heads):
+    async with saying(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", tmp_path, heads=heads):
         raw = Kubeconfig((tmp_path / "raw",), Overrides(of_user={"as_": "anna", "as_groups": ("g1", "g2")}))
         async with await connect(raw) as api:
             assert (await api.request(PODS, timeout_seconds=5)).status == 200

@@ -130,12 +130,6 @@ def test_what_is_left_out_or_null_reads_as_empty(bare: dict[str, Any]) -> None:
     assert (found.node_name, found.phase, found.terminating) == ("", "", False)
 
 
-def test_a_pod_is_what_the_allocation_library_reads() -> None:
-    found = neuron_pod(pod({**FULL, "spec": {**FULL["spec"], "initContainers": None}}))
-    assert [part.count for part in found.requests] == [2]
-    assert (found.node, found.priority) == ("trn1-a", 1000)
-
-
 # Whether a pod has begun.
 
 WAITING = {"name": "main", "started": False, "state": {"waiting": {"reason": "ContainerCreating"}}, "lastState": {}}

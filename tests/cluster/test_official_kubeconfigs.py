@@ -108,31 +108,37 @@ clusters: [{name: k, cluster: CLUSTER}]
 users: [{name: u, user: USER}]
 """
 SAFE = "{server: 'https://10.0.0.1:6443', certificate-authority: pki/ca.crt}"
-LONG_DATA = "certificate-authority-data: "
+
+
+def of_user(user: str, cluster: str = SAFE) -> str:
+    return WHOLE.replace("CLUSTER", cluster).replace("USER", user)
+
+
+def of_cluster(cluster: str) -> str:
+    return of_user("{token: abc}", cluster)
+
 
 CORPUS = {
-    "a token": WHOLE.replace("CLUSTER", SAFE).replace("USER", "{token: abc}"),
-    "a token with quotes and colons": WHOLE.replace("CLUSTER", SAFE).replace("USER", "{token: 'k8s:a#b=='}"),
-    "a file of a token": WHOLE.replace("CLUSTER", SAFE).replace("USER", "{tokenFile: token}"),
-    "basic authentication": WHOLE.replace("CLUSTER", SAFE).replace("USER", "{username: anna, password: 'x:y'}"),
-    "a token and basic authentication": WHOLE.replace("CLUSTER", SAFE).replace(
-        "USER", "{token: abc, username: a, password: b}"
+    "a token": of_user("{token: abc}"),
+    "a token with quotes and colons": of_user("{token: 'k8s:a#b=='}"),
+    "a file of a token": of_user("{tokenFile: token}"),
+    "basic authentication": of_user("{username: anna, password: 'x:y'}"),
+    "a token and basic authentication": of_user("{token: abc, username: a, password: b}"),
+    "client certificates in files": of_user(
+        "{client-certificate: pki/client.crt, client-key: ./pki/../pki/client.key}"
     ),
-    "client certificates in files": WHOLE.replace("CLUSTER", SAFE).replace(
-        "USER", "{client-certificate: pki/client.crt, client-key: ./pki/../pki/client.key}"
+    "data beside files": of_user(
+        "{client-certificate: none, client-key: none, CERTDATA, KEYDATA}",
+        "{server: 'https://h', certificate-authority: none, CADATA}",
     ),
-    "data beside files": WHOLE.replace("CLUSTER", "{server: 'https://h', certificate-authority: none, CADATA}").replace(
-        "USER", "{client-certificate: none, client-key: none, CERTDATA, KEYDATA}"
-    ),
-    "an exec plugin": WHOLE.replace("CLUSTER", SAFE).replace(
-        "USER",
+    "an exec plugin": of_user(
         "{exec: {apiVersion: client.authentication.k8s.io/v1, command: ./plugin, args: [eks],"
         " env: [{name: PREFIX, value: aws}], interactiveMode: Never, provideClusterInfo: false}}",
     ),
-    "a token before an exec plugin": WHOLE.replace("CLUSTER", SAFE).replace(
-        "USER", "{token: abc, exec: {apiVersion: client.authentication.k8s.io/v1, command: ./plugin}}"
+    "a token before an exec plugin": of_user(
+        "{token: abc, exec: {apiVersion: client.authentication.k8s.io/v1, command: ./plugin}}"
     ),
-    "no user at all": WHOLE.replace("CLUSTER", SAFE).replace("user: u}", "user: ''}").replace("USER", "{}"),
+    "no user at all": of_user("{}").replace("user: u}", "user: ''}"),
     "a context without a user, and null users": """
 current-context: c
 contexts:
@@ -144,26 +150,21 @@ clusters:
 users: null
 preferences: {}
 """,
-    "a server with a path and a slash at its end": WHOLE.replace(
-        "CLUSTER", "{server: 'https://proxy.example/k8s/clusters/c-1/', certificate-authority: pki/ca.crt}"
-    ).replace("USER", "{token: abc}"),
-    "no verification": WHOLE.replace("CLUSTER", "{server: 'https://h', insecure-skip-tls-verify: true}").replace(
-        "USER", "{token: abc}"
+    "a server with a path and a slash at its end": of_cluster(
+        "{server: 'https://proxy.example/k8s/clusters/c-1/', certificate-authority: pki/ca.crt}"
     ),
-    "verification said": WHOLE.replace(
-        "CLUSTER", "{server: 'https://h', insecure-skip-tls-verify: no, certificate-authority: pki/ca.crt}"
-    ).replace("USER", "{token: abc}"),
-    "another server name and a proxy": WHOLE.replace(
-        "CLUSTER",
-        "{server: 'https://h', certificate-authority: pki/ca.crt, tls-server-name: api, proxy-url: 'http://p:3128'}",
-    ).replace("USER", "{token: abc}"),
-    "extensions and fields of other programs": WHOLE.replace(
-        "CLUSTER",
+    "no verification": of_cluster("{server: 'https://h', insecure-skip-tls-verify: true}"),
+    "verification said": of_cluster(
+        "{server: 'https://h', insecure-skip-tls-verify: no, certificate-authority: pki/ca.crt}"
+    ),
+    "another server name and a proxy": of_cluster(
+        "{server: 'https://h', certificate-authority: pki/ca.crt, tls-server-name: api, proxy-url: 'http://p:3128'}"
+    ),
+    "extensions and fields of other programs": of_user(
+        "{token: abc, as: admin, as-groups: [x], extensions: []}",
         "{server: 'https://h', certificate-authority: pki/ca.crt, extensions: [{name: minikube, extension: {a: 1}}]}",
-    ).replace("USER", "{token: abc, as: admin, as-groups: [x], extensions: []}"),
-    "an absolute path": WHOLE.replace(
-        "CLUSTER", "{server: 'https://h', certificate-authority: ROOT/pki/ca.crt}"
-    ).replace("USER", "{token: abc}"),
+    ),
+    "an absolute path": of_cluster("{server: 'https://h', certificate-authority: ROOT/pki/ca.crt}"),
     "several contexts, anchors and comments": """
 # made by hand
 apiVersion: v1
@@ -199,8 +200,7 @@ users:
     "JSON": """{"current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
  "clusters": [{"name": "k", "cluster": {"server": "https://h", "certificate-authority": "pki/ca.crt"}}],
  "users": [{"name": "u", "user": {"token": "a\\u0062c"}}]}""",
-    "lines of Windows and a byte order mark": "\ufeff"
-    + WHOLE.replace("CLUSTER", SAFE).replace("USER", "{token: abc}").replace("\n", "\r\n"),
+    "lines of Windows and a byte order mark": "\ufeff" + of_user("{token: abc}").replace("\n", "\r\n"),
 }
 
 
@@ -234,7 +234,7 @@ async def test_both_read_the_same(files: Path, text: str, monkeypatch: pytest.Mo
         "current-context: c",
         WHOLE.replace("current-context: c", "current-context: d"),
         WHOLE.replace("cluster: k,", "cluster: other,"),
-        WHOLE.replace("CLUSTER", "{server: 'https://h', certificate-authority: pki/none}").replace("USER", "{}"),
+        of_user("{}", "{server: 'https://h', certificate-authority: pki/none}"),
         "{",
     ],
 )
@@ -258,7 +258,7 @@ async def test_where_they_differ_ours_does_as_kubectl_does(
     files: Path, user: str, as_kubectl: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """client-go: a token's file is read again and comes first; a user name is enough; texts are UTF-8."""
-    path = written(files, WHOLE.replace("CLUSTER", SAFE).replace("USER", user))
+    path = written(files, of_user(user))
     assert (await ours(monkeypatch, path)).authorization == as_kubectl != theirs(path).authorization
 
 

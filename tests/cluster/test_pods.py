@@ -272,6 +272,12 @@ def status_of(**state: Any) -> dict[str, Any]:
     return {"name": "main", **state}
 
 
+def with_status(status: Json, manifest: Json | None = None) -> NeuronPod:
+    """A pod for one device with this status."""
+    said = manifest or pod_manifest("pod", Resource.NEURON, 1)
+    return neuron_pod(PODS.decode(msgspec.json.encode({**said, "status": status})))
+
+
 START, END = "2026-11-26T08:00:00Z", "2026-11-26T08:00:04Z"
 STARTED = 1_795_680_000.0
 
@@ -294,9 +300,7 @@ def ended(exit_code: int = 1, reason: str = "Error") -> dict[str, Any]:
     ],
 )
 def test_the_latest_run_of_a_container_is_read(status: dict[str, Any], run: ContainerRun | None) -> None:
-    manifest = pod_manifest("pod", Resource.NEURON, 1)
-    decoded = neuron_pod(PODS.decode(msgspec.json.encode({**manifest, "status": {"containerStatuses": [status]}})))
-    assert decoded.life.runs == ((run,) if run else ())
+    assert with_status({"containerStatuses": [status]}).life.runs == ((run,) if run else ())
 
 
 REQUESTED: dict[str, Json] = {
@@ -316,17 +320,14 @@ def test_a_container_whose_end_was_requested_has_not_failed(how: str) -> None:
     manifest, change = pod_manifest("pod", Resource.NEURON, 1), dict(REQUESTED[how])
     manifest["metadata"] |= change.pop("metadata", {})
     killed = status_of(state=ended(137))
-    (run,) = neuron_pod(
-        PODS.decode(msgspec.json.encode({**manifest, "status": {"containerStatuses": [killed], **change}}))
-    ).life.runs
+    (run,) = with_status({"containerStatuses": [killed], **change}, manifest).life.runs
     assert run == ContainerRun("main", STARTED, STARTED + 4)
 
 
 def test_a_disruption_that_did_not_come_requests_no_end() -> None:
     over = {"conditions": [{"type": "DisruptionTarget", "status": "False"}]}
     status = {"phase": "Running", "containerStatuses": [status_of(state=ended())], **over}
-    manifest = pod_manifest("pod", Resource.NEURON, 1)
-    assert neuron_pod(PODS.decode(msgspec.json.encode({**manifest, "status": status}))).life.runs[0].failed
+    assert with_status(status).life.runs[0].failed
 
 
 @pytest.mark.parametrize(
@@ -349,7 +350,7 @@ def test_a_sidecar_that_the_kubelet_ends_after_the_other_containers_has_not_fail
         "containerStatuses": [status_of(state=app)],
         "initContainerStatuses": [{"name": "sidecar", "state": {"terminated": end}}],
     }
-    runs = neuron_pod(PODS.decode(msgspec.json.encode({**manifest, "status": status}))).life.runs
+    runs = with_status(status, manifest).life.runs
     assert {run.container: run.failed for run in runs}["sidecar"] is fails
     assert {run.container: run.failed for run in runs}.get("main", False) is (app == ended(1)), "its own failure stays"
 
@@ -375,8 +376,7 @@ def test_a_pod_begins_to_end_with_the_first_container_that_is_not_started_again(
     assert neuron_pod(wire_pod).life.ending is ending
     assert neuron_pod(wire_pod, progress=False).life.ending is False
     manifest["spec"]["containers"][0] |= {"restartPolicy": "Always"}
-    own = PODS.decode(msgspec.json.encode({**manifest, "status": status}))
-    assert neuron_pod(own).life.ending is False, "the container's own policy comes first"
+    assert with_status(status, manifest).life.ending is False, "the container's own policy comes first"
 
 
 @pytest.mark.parametrize("how", REQUESTED)
@@ -384,7 +384,7 @@ def test_a_pod_begins_to_end_when_its_end_is_requested(how: str) -> None:
     manifest, change = pod_manifest("pod", Resource.NEURON, 1), dict(REQUESTED[how])
     manifest["metadata"] |= change.pop("metadata", {})
     running = {"containerStatuses": [status_of(state={"running": {"startedAt": START}})]}
-    assert neuron_pod(PODS.decode(msgspec.json.encode({**manifest, "status": running | change}))).life.ending
+    assert with_status(running | change, manifest).life.ending
 
 
 def test_the_containers_that_run_privileged_are_read() -> None:

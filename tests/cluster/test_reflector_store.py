@@ -19,32 +19,12 @@ def store_with(entries: dict[str, str], version: int) -> tuple[Store[str], Chang
     return store, changes
 
 
-def test_a_new_store_knows_nothing() -> None:
-    store: Store[str] = Store()
-    assert (dict(store.values), store.version) == ({}, 0)
-
-
 def test_a_list_is_put_in_place_in_one_step() -> None:
     store, _ = store_with({"u1": "a", "u2": "b"}, 9)
     seen_by_listener: list[dict[str, str]] = []
     store.subscribe(lambda *_: seen_by_listener.append(dict(store.values)))
     store.replace({"u2": "b", "u3": "c"}, 12, version_at_start=9)
     assert seen_by_listener == [{"u2": "b", "u3": "c"}] * 2
-
-
-def test_a_list_reports_only_what_is_different() -> None:
-    store, changes = store_with({"gone": "a", "same": "b", "changed": "c"}, 5)
-    store.replace({"same": "b", "changed": "C", "new": "d"}, 8, version_at_start=5)
-    assert changes == [("gone", "a", None), ("changed", "c", "C"), ("new", None, "d")]
-
-
-def test_events_are_reported_with_old_and_new_value() -> None:
-    store, changes = store_with({}, 1)
-    store.put("u", 2, "a")
-    store.put("u", 3, "b")
-    store.put("u", 4, None)
-    assert changes == [("u", None, "a"), ("u", "a", "b"), ("u", "b", None)]
-    assert store.version == 4
 
 
 def test_t31_one_uids_end_leaves_another_of_the_same_name() -> None:
@@ -58,36 +38,6 @@ def test_the_end_of_what_was_never_known_is_no_news() -> None:
     store, changes = store_with({}, 1)
     store.put("unknown", 2, None)
     assert changes == []
-
-
-def test_what_is_not_kept_is_not_held() -> None:
-    store, changes = store_with({"u": "a"}, 1)
-    store.put("u", 2, None)
-    store.put("v", 3, None)
-    assert dict(store.values) == {}
-    assert changes == [("u", "a", None)]
-
-
-def test_an_event_that_a_list_has_shown_already_is_old() -> None:
-    store, changes = store_with({"u": "new"}, 9)
-    store.put("u", 4, "older")
-    store.put("died-before-the-list", 8, "x")
-    store.put("u", 9, None)
-    assert dict(store.values) == {"u": "new"}
-    assert changes == []
-
-
-def test_a_list_that_the_watch_overtook_is_dropped() -> None:
-    store, _ = store_with({"u": "a"}, 5)
-    store.put("u", 8, None)
-    assert store.replace({"u": "a"}, 7, version_at_start=5) is False
-    assert dict(store.values) == {}
-
-
-def test_a_list_from_before_a_bookmark_is_dropped() -> None:
-    store, _ = store_with({}, 5)
-    store.advance(20)
-    assert store.replace({"u": "a"}, 10, version_at_start=5) is False
 
 
 def test_a_history_that_was_rewritten_is_believed() -> None:

@@ -38,6 +38,11 @@ async def refusal_of(api: KubernetesApi, request: ApiRequest) -> ApiError:
     return raised.value
 
 
+def body_of(request: ApiRequest) -> Any:
+    assert request.body is not None
+    return request.body
+
+
 # Bindings.
 
 
@@ -194,13 +199,8 @@ async def test_an_event_about_a_pod_lives_in_its_namespace(server: StandInApiSer
     assert found["metadata"]["name"].startswith("train-0-")
     assert found["type"] == "Warning"
     assert found["eventTime"] == "2026-01-02T03:04:05.678900Z"
-    assert found["regarding"] == {
-        "kind": "Pod",
-        "name": "train-0",
-        "uid": "uid-1",
-        "apiVersion": "v1",
-        "namespace": "ml",
-    }
+    pod = {"kind": "Pod", "name": "train-0", "uid": "uid-1", "apiVersion": "v1", "namespace": "ml"}
+    assert found["regarding"] == pod
     assert (found["reason"], found["action"]) == ("NotLinked", "Allocate")
     assert (found["reportingController"], found["reportingInstance"]) == ("neuron-plugin.io/plugin", "n1")
 
@@ -233,16 +233,12 @@ async def test_an_event_is_taken_from_a_node_of_any_name(
 
 
 def test_the_prefix_of_an_events_name_is_never_longer_than_a_name_may_be() -> None:
-    body = event(msgspec.structs.replace(POD, name="a" * 253)).body
-    assert body is not None
-    assert len(body["metadata"]["generateName"]) <= 253  # type: ignore[index]  # JSON
+    assert len(body_of(event(msgspec.structs.replace(POD, name="a" * 253)))["metadata"]["generateName"]) <= 253
 
 
 @given(st.text(max_size=1100) | st.just("ü" * 1000) | st.just("x" * 1025))
 def test_a_note_is_never_longer_than_the_server_takes(note: str) -> None:
-    body = event(POD, note=note).body
-    assert body is not None
-    sent = str(body["note"])
+    sent = str(body_of(event(POD, note=note))["note"])
     assert len(sent.encode()) <= 1024
     assert sent == note or (sent.endswith("…") and note.startswith(sent[:-1]))
 
@@ -272,31 +268,25 @@ def test_a_claim_names_the_version_it_saw() -> None:
 
 
 def test_renewing_ones_own_is_no_transition() -> None:
-    body = writes.claim_lease(NAME, observed("7", holder="me", transitions=4), duration_seconds=15, now=NOW).body
-    assert body is not None
-    spec = body["spec"]
-    assert isinstance(spec, dict)
-    assert "leaseTransitions" not in spec
-    assert "acquireTime" not in spec
+    request = writes.claim_lease(NAME, observed("7", holder="me", transitions=4), duration_seconds=15, now=NOW)
+    assert not {"leaseTransitions", "acquireTime"} & body_of(request)["spec"].keys()
 
 
 def test_a_claim_says_where_its_holder_can_be_reached_in_the_same_write() -> None:
     url = "https://10.0.0.7:12345"
     named = LeaseName("kube-system", "neuron-extender", "me", url=url)
-    claimed = writes.claim_lease(named, observed("7"), duration_seconds=15, now=NOW).body
-    made = writes.create_lease(named, duration_seconds=15, now=NOW).body
-    for body in (claimed, made):
-        assert body is not None
-        assert body["metadata"]["annotations"] == {HOLDER_URL_KEY: url}  # type: ignore[index]  # JSON
+    claimed = writes.claim_lease(named, observed("7"), duration_seconds=15, now=NOW)
+    made = writes.create_lease(named, duration_seconds=15, now=NOW)
+    for request in (claimed, made):
+        assert body_of(request)["metadata"]["annotations"] == {HOLDER_URL_KEY: url}
 
 
 def test_a_holder_without_a_url_takes_the_last_ones_away() -> None:
     seen = LEASES.decode(
         b'{"metadata":{"resourceVersion":"7","annotations":{"neuron-plugin.io/holder-url":"https://gone"}},"spec":{}}'
     )
-    body = writes.claim_lease(NAME, seen, duration_seconds=15, now=NOW).body
-    assert body is not None
-    assert body["metadata"] == {"resourceVersion": "7", "uid": "", "annotations": {HOLDER_URL_KEY: None}}
+    request = writes.claim_lease(NAME, seen, duration_seconds=15, now=NOW)
+    assert body_of(request)["metadata"] == {"resourceVersion": "7", "uid": "", "annotations": {HOLDER_URL_KEY: None}}
 
 
 async def test_a_nodes_lease_goes_with_its_node(server: StandInApiServer, api: KubernetesApi) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from neuron_plugin.allocation.keys import ALLOCATED_KEY
 from neuron_plugin.kubelet import PodDevices
@@ -68,14 +68,24 @@ async def is_running(node: Node, name: str, *, starts: int = 0) -> PodView:
     return await until(node, look, f"pod {name} running")
 
 
-async def is_confirmed(node: Node, name: str) -> PodView:
-    """Wait until the plugin has learnt that it was this pod, and has said so on it."""
+async def becomes(node: Node, name: str, holds: Callable[[PodView], object], what: str) -> PodView:
+    """Wait until something holds of what is seen of a pod; ``what`` is waited for."""
 
     async def look() -> PodView | None:
         view = await node.view(name)
-        return view if view and view.annotations.get(ALLOCATED_KEY) == "true" else None
+        return view if view and holds(view) else None
 
-    return await until(node, look, f"pod {name} marked as allocated")
+    return await until(node, look, f"{what} of pod {name}")
+
+
+async def is_confirmed(node: Node, name: str) -> PodView:
+    """Wait until the plugin has learnt that it was this pod, and has said so on it."""
+    return await becomes(node, name, lambda view: view.annotations.get(ALLOCATED_KEY) == "true", "the confirmation")
+
+
+async def health_becomes(node: Node, name: str, health: str) -> None:
+    """Wait until a pod's status says this of the health of its only device."""
+    await becomes(node, name, lambda view: {*view.containers["app"].health.values()} == {health}, f"a device {health}")
 
 
 async def reaches(node: Node, name: str, phase: str) -> PodView:

@@ -13,7 +13,7 @@ import pytest
 
 from neuron_plugin.plugin.container import VISIBLE_CORES
 from tests.conformance.node import DEVICES, Ability, ContainerSpec, Node, PodSpec, until
-from tests.conformance.steps import is_gone, is_running, received, runs
+from tests.conformance.steps import health_becomes, is_gone, is_running, received, runs
 
 WIPE_SECONDS = 30.0
 """After which a kubelet deletes the slices of a driver that is away."""
@@ -45,16 +45,6 @@ async def offers(node: Node, devices: set[str], *, tainted: set[str] | None = No
         return devices <= found.keys() and sick == (tainted or set())
 
     await until(node, look, f"{sorted(devices)} in the slice, tainted {sorted(tainted or ())}")
-
-
-async def has_health(node: Node, name: str, health: str) -> None:
-    """Wait until a pod's status says this of the health of its only device."""
-
-    async def look() -> bool:
-        view = await node.view(name)
-        return view is not None and set(view.containers["app"].health.values()) == {health}
-
-    await until(node, look, f"the device of pod {name} shown {health}")
 
 
 async def still_waits(node: Node, name: str) -> None:
@@ -174,14 +164,14 @@ async def test_d10_a_sick_device_has_a_taint_and_its_pod_says_so_and_both_pass(n
     await start_driver(node)
     await node.claim("one", "neuron-2")
     await runs(node, using("a", "one"))
-    await has_health(node, "a", "Healthy")
+    await health_becomes(node, "a", "Healthy")
     node.machine.set_unhealthy_components(2, ["hbm"])
     await offers(node, {"neuron-2"}, tainted={"neuron-2"})
-    await has_health(node, "a", "Unhealthy")
+    await health_becomes(node, "a", "Unhealthy")
     await is_running(node, "a")
     node.machine.set_unhealthy_components(2, [])
     await offers(node, {"neuron-2"})
-    await has_health(node, "a", "Healthy")
+    await health_becomes(node, "a", "Healthy")
 
 
 async def test_d11_a_claim_that_was_allocated_beside_another_waits_until_the_device_is_free(node: Node) -> None:

@@ -17,11 +17,12 @@ from tests.conformance.node import (
     ContainerSpec,
     Node,
     PodSpec,
-    PodView,
     until,
 )
 from tests.conformance.steps import (
     asking,
+    becomes,
+    health_becomes,
     held,
     is_confirmed,
     is_gone,
@@ -215,19 +216,7 @@ async def test_a_pod_on_an_unhealthy_device_has_a_label_that_says_so(node: Node)
 
 
 async def label_becomes(node: Node, name: str, value: str) -> None:
-    async def look() -> bool:
-        view = await node.view(name)
-        return view is not None and view.labels.get(UNHEALTHY_LABEL, "") == value
-
-    await until(node, look, f"the label of pod {name}")
-
-
-async def health_becomes(node: Node, name: str, health: str) -> None:
-    async def look() -> bool:
-        view = await node.view(name)
-        return view is not None and set(view.containers["app"].health.values()) == {health}
-
-    await until(node, look, f"the status of pod {name} calling its device {health}")
+    await becomes(node, name, lambda view: view.labels.get(UNHEALTHY_LABEL, "") == value, "the label")
 
 
 async def has_started(node: Node, name: str) -> bool:
@@ -303,7 +292,8 @@ async def test_p77_a_resize_of_a_pod_whose_device_died_is_not_granted_and_change
     fail(node, map(int, holdings["app"]))
     await shows(node, DEVICES - 1)
     await node.resize("one", "20m")
-    assert "previously allocated devices are no longer healthy" in (await resize_pends(node, "one")).resize
+    waits = await becomes(node, "one", lambda view: view.resize, "the kubelet's word on the resize")
+    assert "previously allocated devices are no longer healthy" in waits.resize
     after = await is_running(node, "one")
     assert (after.uid, after.containers["app"].starts, after.cpu) == (before.uid, 1, "10m")
     assert await held(node, "one") == holdings
@@ -311,21 +301,5 @@ async def test_p77_a_resize_of_a_pod_whose_device_died_is_not_granted_and_change
     recover(node, map(int, holdings["app"]))
     await shows(node, DEVICES)
     await node.resize("one", "30m")
-    await has_cpu(node, "one", "30m")
+    await becomes(node, "one", lambda view: view.cpu == "30m", "the CPU")
     assert await held(node, "one") == holdings
-
-
-async def resize_pends(node: Node, name: str) -> PodView:
-    async def look() -> PodView | None:
-        view = await node.view(name)
-        return view if view and view.resize else None
-
-    return await until(node, look, f"the kubelet's word that it does not resize pod {name}")
-
-
-async def has_cpu(node: Node, name: str, cpu: str) -> None:
-    async def look() -> bool:
-        view = await node.view(name)
-        return view is not None and view.cpu == cpu
-
-    await until(node, look, f"pod {name} with {cpu} of CPU")

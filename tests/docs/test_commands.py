@@ -46,23 +46,8 @@ QUICK_SIMULATION = ("--pods", "100", "--seeds", "1")
 """What a simulation of a cluster is given after its arguments: how well it simulates is tried elsewhere."""
 
 NEEDS_MORE = {
-    "run",
-    "extender",
-    "decisions",
-    "gather",
-    "nodes",
-    "pods",
-    "plan",
-    "usage",
-    "explain",
-    "describe",
-    "ungate",
-    "uninstall-node",
-    "repair",
-    "cordon",
-    "uncordon",
-    "demo",
-    "playground",
+    *("run", "extender", "decisions", "gather", "nodes", "pods", "plan", "usage", "explain", "describe", "ungate"),
+    *("uninstall-node", "repair", "cordon", "uncordon", "demo", "playground"),
 }
 """Commands that need a cluster or a running daemon, or take long and are run elsewhere: their arguments are parsed."""
 

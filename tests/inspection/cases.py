@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import msgspec
+import pytest
 
 from neuron_plugin.allocation import NeuronPod, NodeInventory, Resource
 from neuron_plugin.allocation.inventory import write_inventory
@@ -20,6 +22,10 @@ from neuron_plugin.inspection.machine import InspectedMachine, look, node_of
 from neuron_plugin.kubelet.socket_watch import endpoint_path
 from neuron_plugin.simulation import SimulatedNode
 from tests.inspection.doubles import Container, Pod
+
+Spoil: TypeAlias = Callable[[Facts], Facts]
+Cases: TypeAlias = dict[str, dict[str, tuple[Spoil, str]]]
+"""By check and title: what is done to a node on which all is well, and what the check finds then (``expect``)."""
 
 DIRECTORY = Path("/var/lib/kubelet/device-plugins")
 NODE = "worker-1"
@@ -98,6 +104,28 @@ def with_host(facts: Facts, **changes: object) -> Facts:
 def with_cluster(facts: Facts, **changes: object) -> Facts:
     assert isinstance(facts.cluster, ClusterFacts)
     return replace(facts, cluster=replace(facts.cluster, **changes))  # type: ignore[arg-type]  # fields by name
+
+
+def as_it_is(facts: Facts) -> Facts:
+    return facts
+
+
+def kubelet(**changes: object) -> Spoil:
+    return lambda facts: with_kubelet(facts, **changes)
+
+
+def host(**changes: object) -> Spoil:
+    return lambda facts: with_host(facts, **changes)
+
+
+def cluster(**changes: object) -> Spoil:
+    return lambda facts: with_cluster(facts, **changes)
+
+
+def rows(cases: Cases) -> list[Any]:
+    """The check, the spoil and the expectation of each case."""
+    found = [(check, title, *case) for check, titled in cases.items() for title, case in titled.items()]
+    return [pytest.param(check, spoil, said, id=f"{check}: {title}") for check, title, spoil, said in found]
 
 
 def api_pod(

@@ -17,6 +17,7 @@ from neuron_plugin.monitor.use import Use
 from neuron_plugin.placement.leadership import Readiness
 from neuron_plugin.ui import Picture
 from neuron_plugin.ui.pages import use_document
+from tests.support.browser import Tab
 from tests.support.world import World
 
 
@@ -55,3 +56,11 @@ async def site(
             sampling.cancel()
             with suppress(asyncio.CancelledError):
                 await sampling
+
+
+@asynccontextmanager
+async def opened(browser: Tab, world: World, at: str = "", *, samples: Sequence[Use] = ()) -> AsyncIterator[None]:
+    """The page of a cluster in a tab; ``at`` is what follows its address, such as the fragment of a node."""
+    async with site(world, samples=samples) as url:
+        await browser.open(f"{url}/ui/{at}")
+        yield

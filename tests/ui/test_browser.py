@@ -34,15 +34,14 @@ from tests.ui.looking import (
     small,
     with_text,
 )
-from tests.ui.site import site
+from tests.ui.site import opened, site
 
 pytestmark = BROWSER_TESTS
 
 
 async def test_pods_and_faults_show_without_a_reload_and_heal(browser: Tab) -> None:
     world = small()
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/")
+    async with opened(browser, world):
         await browser.until(f"document.querySelectorAll('.card').length === 3 && {device('trn1-a', 0)}?.dataset.state")
         states = {
             number: await browser.value(f"{device('trn1-a', number)}.dataset.state") for number in (0, 4, 5, 9, 15)
@@ -66,8 +65,7 @@ async def test_pods_and_faults_show_without_a_reload_and_heal(browser: Tab) -> N
 async def test_a_node_is_shown_once_its_hardware_is_known(browser: Tab) -> None:
     world = small()
     world.show_node({"metadata": {"name": "late", "uid": "1"}})
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/")
+    async with opened(browser, world):
         await browser.until(f"{NAMES} === 'trn1-a,inf2-a,trn1-b'")
         world.node("late", INF2)
         await browser.until(f"{NAMES} === 'trn1-a,inf2-a,late,trn1-b'")
@@ -78,8 +76,7 @@ async def test_a_node_is_shown_once_its_hardware_is_known(browser: Tab) -> None:
 async def test_nodes_are_grouped_sorted_filtered_and_coloured_as_chosen(browser: Tab) -> None:
     world = small()
     world.held("full", "inf2-a", DEVICE, ",".join(map(str, range(12))))
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/")
+    async with opened(browser, world):
         await browser.until(f"{NAMES} === 'trn1-a,inf2-a,trn1-b'")  # the worst, then by type
         headings = "[...document.querySelectorAll('#nodes h3')].map((each) => each.firstChild.textContent).join()"
         assert await browser.value(headings) == f"Need attention,{INF2},{TRN1}"
@@ -111,8 +108,7 @@ async def test_nodes_are_grouped_sorted_filtered_and_coloured_as_chosen(browser:
 
 async def test_pods_of_one_workload_have_one_colour_though_they_come_after_their_nodes(browser: Tab) -> None:
     world = small()
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/")
+    async with opened(browser, world):
         await browser.until("document.querySelectorAll('.card').length === 3")
         for number, group in enumerate(["gang", "gang", ""]):
             manifest = pod_manifest(
@@ -129,8 +125,7 @@ async def test_pods_of_one_workload_have_one_colour_though_they_come_after_their
 
 async def test_a_held_down_device_is_no_broken_one_and_has_its_reason_and_end(browser: Tab) -> None:
     world, reason = small(), "processes of pod ml/old, which has ended, may still use it"
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/#node/trn1-b")
+    async with opened(browser, world, "#node/trn1-b"):
         await browser.until(f"{device('trn1-b', 3)}.dataset.state === 'free'")
         world.node("trn1-b", TRN1, unhealthy={3: reason, 5: "ECC"}, held_down=[3])
         await browser.until(f"{device('trn1-b', 3)}.dataset.state === 'held down'")
@@ -149,8 +144,7 @@ async def test_a_device_that_is_kept_for_a_waiting_pod_is_not_shown_as_free(brow
     world = small()
     pod = PodReference(PodUid("w"), "ml", "waits")
     world.state.reserve(Reservation(pod, "trn1-b", CoreMask(0b1111)))
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/#node/trn1-b")
+    async with opened(browser, world, "#node/trn1-b"):
         await browser.until(f"{device('trn1-b', 1)}.dataset.state === 'reserved'")
         assert await browser.value(f"{device('trn1-b', 2)}.dataset.state") == "free"
         assert await browser.value(marked("trn1-b")) == ["reserved 0", "reserved 1"]
@@ -160,8 +154,7 @@ async def test_a_device_that_is_kept_for_a_waiting_pod_is_not_shown_as_free(brow
 
 async def test_a_broken_device_keeps_its_pod_s_fill_under_a_cross_and_the_numbers_add_up(browser: Tab) -> None:
     world = small()
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/")
+    async with opened(browser, world):
         await browser.until(f"{device('trn1-a', 0)}?.dataset.state === 'used'")
         before = await browser.value(fill("trn1-a", "default/train"))
         world.node("trn1-a", TRN1, missing=list(range(16)))  # the driver is gone
@@ -183,8 +176,7 @@ async def test_a_broken_device_keeps_its_pod_s_fill_under_a_cross_and_the_number
 
 async def test_a_cordoned_node_is_marked_and_its_devices_do_not_count_as_free(browser: Tab) -> None:
     world = small()
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/#node/trn1-b")
+    async with opened(browser, world, "#node/trn1-b"):
         await browser.until(f"{device('trn1-b', 0)}?.dataset.state === 'free'")
         world.show_node({**node_manifest("trn1-b", TRN1), "spec": {"unschedulable": True}})
         await browser.until(f"{card('trn1-b')}.querySelector('.badge')?.textContent === 'cordoned'")
@@ -198,8 +190,7 @@ async def test_what_needs_attention_is_one_sentence_whose_parts_filter_the_nodes
     world = World()
     for number in range(1, 4):
         world.node(f"trn1-{number}", TRN1)
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/")
+    async with opened(browser, world):
         await browser.until("document.getElementById('attention').innerText === 'Nothing needs attention.'")
         assert await browser.value("document.querySelectorAll('#numbers .warn, #numbers .bad').length") == 0
         world.held("train", "trn1-1", DEVICE, "0,1,2,3")
@@ -225,8 +216,7 @@ async def test_a_pod_s_set_is_one_shape_with_its_name_and_stands_out_with_its_gr
         manifest = pod_manifest(f"rank-{number}", DEVICE, 4, node=node, annotations={"NEURON_DEVS": "0,1,2,3"})
         manifest["spec"]["schedulingGroup"] = {"podGroupName": "gang"}
         world.show(manifest)
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/")
+    async with opened(browser, world):
         await browser.until(f"!!{fill('inf2-a', 'default/rank-1')} && !!{fill('trn1-b', 'default/rank-0')}")
         names = "[...document.querySelectorAll('#nodes .name')].map((each) => each.textContent).sort().join()"
         assert await browser.value(names) == "rank-0,rank-1,train"
@@ -242,8 +232,7 @@ async def test_a_pod_s_set_is_one_shape_with_its_name_and_stands_out_with_its_gr
 
 async def test_the_largest_free_set_is_outlined_and_the_free_sizes_are_named(browser: Tab) -> None:
     world = small()
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/")
+    async with opened(browser, world):
         await browser.until(f"!!{device('trn1-b', 0)}?.dataset.state")
         sizes = "[...{}.querySelectorAll('.size')].map((each) => each.className + each.textContent).join()"
         assert await browser.value(sizes.format(card("trn1-a"))) == "size some1,size4,size8,size16"
@@ -261,8 +250,7 @@ async def test_gated_and_promised_pods_are_shown_as_such_until_they_are_bound(br
     world.show(gated_manifest("waits", DEVICE, 16))
     promised = gated_manifest("coming", DEVICE, 4, promised=("trn1-b", "4,5,6,7"), gates=())
     world.show(promised)
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/#node/trn1-b")
+    async with opened(browser, world, "#node/trn1-b"):
         await browser.until(f"{card('trn1-b')}?.querySelector('.set')?.classList.contains('promised')")
         assert await browser.value(f"{device('trn1-b', 4)}.dataset.state") == "used"
         assert await browser.value(f"{card('trn1-a')}.querySelectorAll('.promised').length") == 0
@@ -286,8 +274,7 @@ async def test_coloured_by_pod_no_two_have_the_same_paint(browser: Tab) -> None:
         world.node(f"node-{node}", TRN1)
         for number in range(16):
             world.held(f"pod-{node}-{number}", f"node-{node}", DEVICE, str(number))
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/")
+    async with opened(browser, world):
         await browser.until("document.querySelectorAll('.set').length > 0")
         await browser.choose("#colour", "pod")
         paints = """[...document.querySelectorAll('.set:not(.marks)')].map((each) => [each.style.fill,
@@ -309,8 +296,7 @@ async def test_waiting_pods_are_lines_with_what_they_can_expect_and_why_when_ope
     world.pod("row", DEVICE, 4)
     world.pod("all", DEVICE, 16)
     urgent = world.pod("urgent", DEVICE, 7, priority=1000)
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/")
+    async with opened(browser, world):
         texts = "[...each.children].map((one) => one.textContent)"
         lines = f"[...document.querySelectorAll('#waiting summary')].map((each) => {texts})"
         await browser.until(f"{lines}.length === 3 && !{lines}.flat().includes('...')")
@@ -352,8 +338,7 @@ async def test_the_device_hours_of_the_last_day_are_shown_by_namespace(browser: 
     account = Account(0, 0)
     account.count(Split(DeviceTime(shares), DeviceTime()), 3600)
     world.state.history.device_hours = account
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/")
+    async with opened(browser, world):
         await browser.until("document.querySelectorAll('#hours tbody tr').length === 2")
         text = await browser.value("document.getElementById('hours').innerText")
     assert re.search(r"ml\s+8.0\s+50.0 %\s+6.0\s+2.0\s+-", text)
@@ -364,8 +349,7 @@ async def test_who_was_evicted_to_make_room_stands_on_a_time_line(browser: Tab) 
     world = small()
     victim = world.held("victim", "trn1-b", DEVICE, "0,1,2,3")
     urgent = PodReference(PodUid("u"), "ml", "urgent")
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/")
+    async with opened(browser, world):
         await browser.until(f"{device('trn1-b', 0)}.dataset.state === 'used'")
         assert await browser.value("document.getElementById('room').hidden")
         world.state.history.evicted(Cause.MOVE, PodReference(PodUid("m"), "ml", "small"), "trn1-a", urgent, "inf2-a")
@@ -383,8 +367,7 @@ async def test_who_was_evicted_to_make_room_stands_on_a_time_line(browser: Tab) 
 async def test_a_change_elsewhere_leaves_focus_and_closed_reasons_as_they_are(browser: Tab) -> None:
     world = small()
     world.pod("seven", DEVICE, 7)
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/#node/trn1-a")
+    async with opened(browser, world, "#node/trn1-a"):
         await browser.until("document.getElementById('waiting').innerText.includes('default/seven')")
         toggle = "document.querySelector('#waiting summary').click()"
         await browser.value(toggle)
@@ -401,8 +384,7 @@ async def test_a_change_elsewhere_leaves_focus_and_closed_reasons_as_they_are(br
 
 async def test_the_keyboard_alone_leads_to_a_node_its_devices_a_pod_and_back(browser: Tab) -> None:
     world = small()
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/")
+    async with opened(browser, world):
         await browser.until(
             "document.querySelectorAll('.card').length === 3 && !!document.querySelector('#nodes .device')"
         )
@@ -450,8 +432,7 @@ async def test_a_pod_s_drawer_has_its_containers_health_group_and_the_way_to_its
         manifest["spec"]["schedulingGroup"] = {"podGroupName": "gang"}
         world.show(manifest)
     world.node("trn1-b", TRN1, unhealthy={1: "ECC"})
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/")
+    async with opened(browser, world):
         await browser.until(f"!!{fill('trn1-b', 'default/rank-0')}")
         await browser.click(device("trn1-b", 0))
         await browser.until("document.getElementById('drawer').innerText.includes('default/rank-1')")
@@ -467,8 +448,7 @@ async def test_states_differ_by_their_mark_and_not_by_colour_alone(browser: Tab)
     world = World()
     world.node("trn1-a", TRN1, unhealthy={1: "ECC", 3: "held"}, missing=[2], held_down=[3], disabled=[4])
     world.state.reserve(Reservation(PodReference(PodUid("w"), "ml", "waits"), "trn1-a", CoreMask(0b11 << 10)))
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/")
+    async with opened(browser, world):
         await browser.until(f"{device('trn1-a', 2)}?.dataset.state === 'missing'")
         paths = f"[...{card('trn1-a')}.querySelectorAll('.mark')].map((each) => each.lastChild.getAttribute('d'))"
         cross, other_cross, *others = await browser.value(paths)
@@ -527,8 +507,7 @@ async def test_a_newcomer_s_questions_are_answered_within_three_clicks(browser: 
 async def test_use_over_time_goes_in_steps_can_be_read_and_downloaded(browser: Tab) -> None:
     world, now = small(), int(time.time())
     samples = [Use(now - 3600, 0, 40, 0, 0), Use(now - 1800, 20, 19, 0, 0, 1)]
-    async with site(world, samples=samples) as url:
-        await browser.open(f"{url}/ui/")
+    async with opened(browser, world, samples=samples):
         readings = "[...document.querySelectorAll('.readings > *')].map((each) => each.textContent).join()"
         # The nodes may be drawn before the history has come; one broken device of forty is seen with it.
         await browser.until("document.querySelector('#use path.broken')?.getBBox().height >= 4")
@@ -646,8 +625,7 @@ async def test_the_network_is_a_tree_that_the_keyboard_opens_and_that_is_short_h
     world.held("pod", "node-5", DEVICE, "0")
     rows = "[...document.querySelectorAll('#network summary')].map((each) => each.innerText.replace(/\\s+/g, ' '))"
     free = f"{16 * number - 1} of {16 * number} devices free, {number - 1} of {number} nodes whole"
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/")
+    async with opened(browser, world):
         await browser.until(f"{rows}.length > 0")
         if number == 8:
             shown = await browser.value(rows)
@@ -689,8 +667,7 @@ async def test_the_playground_s_page_shows_pods_a_refusal_and_a_fault_that_heals
 async def test_a_device_shows_how_busy_it_is_and_slanted_lines_while_it_is_idle(browser: Tab) -> None:
     world = small()
     uid = next(pod.uid for pod in world.state.pods.values() if pod.reference.name == "train")
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/")
+    async with opened(browser, world):
         await browser.until(f"{device('trn1-a', 0)}?.dataset.state === 'used'")
         used = f"{card('trn1-a')}.querySelectorAll"
         assert await browser.value(f"{used}('.use *').length") == 0, "nothing is known yet"

@@ -16,7 +16,7 @@ from tests.support.browser import Tab
 from tests.support.manifests import gated_manifest, node_manifest, pod_manifest
 from tests.support.world import World
 from tests.ui.looking import BROWSER_TESTS, CORE, DEVICE, INF2, NAMES, TRN1, card, device, fill, small
-from tests.ui.site import site
+from tests.ui.site import opened, site
 
 pytestmark = BROWSER_TESTS
 
@@ -42,8 +42,7 @@ def member(name: str, *, group: str, promised: tuple[str, str] = ("", "")) -> di
 async def test_crosses_and_counters_agree_whoever_has_the_devices(browser: Tab) -> None:
     world = small()
     world.node("trn1-a", TRN1, unhealthy={1: "ECC", 9: "ECC", 12: "held"}, missing=[2, 15], held_down=[12])
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/")
+    async with opened(browser, world):
         await browser.until(f"{device('trn1-a', 2)}?.dataset.health === 'missing'")
         crosses = "document.querySelectorAll('#nodes .mark.{}').length"
         assert [await browser.value(crosses.format(each)) for each in ("unhealthy", "missing")] == [2, 2]
@@ -53,8 +52,7 @@ async def test_crosses_and_counters_agree_whoever_has_the_devices(browser: Tab) 
 async def test_a_counter_that_is_zero_is_not_shown(browser: Tab) -> None:
     world = World()
     world.node("trn1-b", TRN1)
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/")
+    async with opened(browser, world):
         await browser.until(f"{CHIPS}.length > 0")
         shown = ["1 nodes", "16 devices", "16 free", "16 largest free set"]
         assert await browser.value(CHIPS) == shown
@@ -66,8 +64,7 @@ async def test_replicas_of_a_deployment_are_one_hue_through_a_rollout_and_others
         version = "7f9c6d5b8" if number < 4 else "5d8c9b7f4"
         world.show(replica(f"web-{number}", str(number), f"ReplicaSet/web-{version}"))
     world.show(replica("other", "8", "ReplicaSet/other-7f9c6d5b8"))
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/")
+    async with opened(browser, world):
         await browser.until(f"!!{fill('trn1-b', 'default/other')}")
         fills = [await browser.value(fill("trn1-b", f"default/web-{number}")) for number in range(6)]
         assert len(set(fills)) == 1
@@ -81,8 +78,7 @@ async def test_a_colour_stays_when_another_choice_is_taken_back_and_when_the_wor
     first, second = replica("a", "0", "Job/a"), replica("b", "1", "Job/b")
     for manifest in (second, first):
         world.show(manifest)
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/")
+    async with opened(browser, world):
         await browser.until(f"!!{fill('trn1-b', 'default/a')}")
         before = await browser.value(fill("trn1-b", "default/b"))
         world.gone(first)
@@ -120,8 +116,7 @@ async def test_names_stay_inside_their_shapes_and_never_cover_a_cross(browser: T
         const crosses = [...svg.querySelectorAll(".mark path:not(.halo)")];
         return [name.textContent, within(text, shape), crosses.every((each) => apart(text, box(each)))];
     })"""
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/")
+    async with opened(browser, world):
         await browser.until("document.querySelectorAll('#nodes .name').length >= 6")
         found = {name: (inside, apart) for name, inside, apart in await browser.value(look)}
         assert {each for each in found if found[each] != (True, True)} == set()
@@ -138,8 +133,7 @@ async def test_the_worst_nodes_come_first_whatever_their_type(browser: Tab) -> N
     world.node("inf2-b", INF2, missing=[0])
     world.held("hurt", "inf2-b", DEVICE, "0,1")
     world.show_node({**node_manifest("trn2-c", "trn2.48xlarge"), "spec": {"unschedulable": True}})
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/")
+    async with opened(browser, world):
         await browser.until(f"{NAMES} === 'inf2-b,trn1-a,trn2-c,inf2-a,trn1-b'")
         types = "[...document.querySelectorAll('.card .type')].map((each) => getComputedStyle(each).display !== 'none')"
         assert await browser.value(types) == [True, True, True, False, False], "where no heading says it"
@@ -150,8 +144,7 @@ async def test_small_pictures_have_names_that_tell_them_apart(browser: Tab) -> N
     names = [f"ip-10-0-{number // 30}-{number}.us-west-2.compute.internal" for number in range(60)]
     for name in names:
         world.node(name, INF2)
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/")
+    async with opened(browser, world):
         await browser.until("document.querySelectorAll('.card.small').length === 60")
         shown = await browser.value("[...document.querySelectorAll('.card.small')].map((each) => each.innerText)")
         assert shown == [name.removeprefix("ip-10-0-").removesuffix(".us-west-2.compute.internal") for name in names]
@@ -176,8 +169,7 @@ async def test_no_word_of_a_drawer_s_tables_is_broken(browser: Tab) -> None:
     world = small()
     world.held("scattered", "trn1-b", CORE, "0,2,4,6,8,10,12,14,16,18,20,22")
     world.node("trn1-b", TRN1, unhealthy={13: "uncorrected ECC errors: 1", 15: "uncorrected ECC errors: 2"})
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/#node/trn1-b")
+    async with opened(browser, world, "#node/trn1-b"):
         await browser.until("document.querySelectorAll('#drawer table').length === 2")
         broken = """[...document.querySelectorAll('#drawer td')].flatMap((cell) => {
             const texts = document.createNodeIterator(cell, NodeFilter.SHOW_TEXT), found = [];
@@ -210,8 +202,9 @@ async def test_the_theme_button_says_what_it_will_do(browser: Tab) -> None:
 async def test_every_time_has_one_form(browser: Tab) -> None:
     world, now = small(), int(time.time())
     since = datetime(2026, 1, 2, 15, 4, 5, tzinfo=UTC).timestamp()
-    async with site(world, samples=[Use(int(since), 0, 44, 0, 0), Use(now - 60, 5, 39, 0, 0)]) as url:
-        await browser.open(f"{url}/ui/#node/trn1-a")
+    async with opened(
+        browser, world, "#node/trn1-a", samples=[Use(int(since), 0, 44, 0, 0), Use(now - 60, 5, 39, 0, 0)]
+    ):
         await browser.until("document.getElementById('as-of').textContent.startsWith('as of')")
         world.node("trn1-a", TRN1, unhealthy={9: "uncorrected ECC errors: 1", 10: "ECC"}, missing=[15])
         uid = next(pod.uid for pod in world.state.pods.values() if pod.reference.name == "train")
@@ -236,8 +229,7 @@ async def test_a_group_is_one_line_that_says_how_far_it_is_and_what_keeps_it(bro
         world.show(member(f"train-{number}", group="train"))
     world.held("small", "trn1-a", DEVICE, "4")
     world.pod("alone", DEVICE, 16)
-    async with site(world) as url:
-        await browser.open(f"{url}/ui/")
+    async with opened(browser, world):
         summaries = "[...document.querySelectorAll('#waiting summary')]"
         lines = f"{summaries}.map((each) => each.innerText.split('\\n').join(' '))"
         await browser.until(f"{lines}.length === 2 && !{lines}.join().includes('...')")
@@ -247,9 +239,9 @@ async def test_a_group_is_one_line_that_says_how_far_it_is_and_what_keeps_it(bro
         assert await browser.value(f"{CHIPS}.includes('8 waiting')"), "pods are counted"
         await browser.click(f"{summaries}.find((each) => /train/.test(each.innerText))")
         await browser.until("!!document.querySelector('#waiting table')")
-        opened = await browser.value("document.querySelector('#waiting details[open]').innerText")
-        assert opened.count("3 of 16 devices free") == 1
-        assert all(f"default/train-{number}" in opened for number in range(1, 8))
+        text = await browser.value("document.querySelector('#waiting details[open]').innerText")
+        assert text.count("3 of 16 devices free") == 1
+        assert all(f"default/train-{number}" in text for number in range(1, 8))
 
 
 @pytest.mark.parametrize("size", ["large", "small"])

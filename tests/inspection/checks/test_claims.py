@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -13,9 +12,13 @@ from neuron_plugin.kubelet.dra_state import PreparedClaim
 from neuron_plugin.kubelet.socket_watch import endpoint_path
 from tests.inspection.cases import (
     DIRECTORY,
+    Cases,
+    Spoil,
+    as_it_is,
     expect,
     facts_of,
     is_fine,
+    rows,
     socket_path,
     with_cluster,
     with_kubelet,
@@ -48,98 +51,97 @@ def test_a_node_that_offers_claims_as_it_should_is_fine(well: Facts, name: str) 
     assert is_fine(name, with_cluster(by_claims(well, placed_claims=True), slice=PLACED))
 
 
+def claims(**daemon: object) -> Spoil:
+    return lambda well: by_claims(well, **daemon)
+
+
+def kubelet(**changes: object) -> Spoil:
+    return lambda well: with_kubelet(by_claims(well), **changes)
+
+
+def cluster(**changes: object) -> Spoil:
+    return lambda well: with_cluster(by_claims(well), **changes)
+
+
 OURS = SocketSeen(STANDING, served=True)
 THEIRS = SocketSeen(STANDING.with_name(f"{DRIVER}-1b4e28ba-reg.sock"), served=True)
-FOUND: dict[str, tuple[str, Callable[[Facts], Facts], str]] = {
-    "a driver that does not answer": (
-        "plugin",
-        lambda well: with_kubelet(by_claims(well), plugins=(replace(OURS, fault="no answer within 2 s"),)),
-        "problem: no answer within 2 s",
-    ),
-    "no driver": ("plugin", lambda well: with_kubelet(by_claims(well), plugins=()), "problem: does not run here"),
-    "both ways on one node": (
-        "plugin",
-        lambda well: with_kubelet(well, plugins=(*well.kubelet.plugins, OURS)),
-        "problem: both by count and by claims",
-    ),
-    "a driver that the kubelet does not follow": (
-        "registration",
-        lambda well: by_claims(well, registered=False),
-        f"problem: does not follow the driver {DRIVER}",
-    ),
-    "a driver of which nobody can say that": (
-        "registration",
-        lambda well: by_claims(well, registered=Unknown("no daemon answers")),
-        "unchecked: ",
-    ),
-    "devices that are offered by count, too": (
-        "registration",
-        lambda well: with_kubelet(by_claims(well), allocatable={NEURON: ("0",), Resource.NEURONCORE.value: ()}),
-        f"problem: the kubelet offers {NEURON}, though",
-    ),
-    "a file of claims that cannot be read": (
-        "claims",
-        lambda well: with_kubelet(by_claims(well), prepared=Unknown("unknown shape")),
-        "problem: unknown shape",
-    ),
-    "claims on a node that offers devices by count": (
-        "claims",
-        lambda well: with_kubelet(well, prepared=(claim("1"),)),
-        "warning: default/chips",
-    ),
-    "no CDI file": (
-        "claims",
-        lambda well: by_claims(well, cdi=Unknown("there is no CDI file /c", "see the log")),
-        "problem: there is no CDI file /c",
-    ),
-    "a CDI file without some devices": (
-        "claims",
-        lambda well: by_claims(well, cdi=CDI - {"3-0", "3-1", "3-2", "3-3"}),
-        "problem: lacks devices 3 ",
-    ),
-    "no slice": ("slice", lambda well: with_cluster(by_claims(well), slice=None), "problem: no ResourceSlice"),
-    "a slice with a device too many": (
-        "slice",
-        lambda well: with_cluster(by_claims(well), slice={**OFFERED, "neuron-16": frozenset()}),
-        "problem: this machine differ by neuron-1",
-    ),
-    "a slice of another machine": (
-        "slice",
-        lambda well: with_cluster(by_claims(well), slice={"neuron-0": frozenset()}),
-        "problem: this machine differ by neuron-1",
-    ),
-    "taints that the server has dropped where claims are placed": (
-        "slice",
-        lambda well: by_claims(well, placed_claims=True),
-        f"problem: {PLACED_TAINT} ~ DRADeviceTaints",
-    ),
-    "one device by two claims": (
-        "holders",
-        lambda well: with_kubelet(by_claims(well), prepared=(claim("1"), claim("2", "others"))),
-        "problem: uid/1 by claim chips and uid/2 by claim others both hold device 3",
-    ),
-    "one device by a claim that is shared": (
-        "holders",
-        lambda well: with_kubelet(by_claims(well), prepared=(replace(claim("1"), pod_uids=("1", "2")),)),
-        "ok",
-    ),
-    "devices of a claim that are not linked": (
-        "holders",
-        lambda well: with_kubelet(by_claims(well), prepared=(replace(claim("1"), devices=("neuron-0", "neuron-9")),)),
-        "warning: devicegroupN_id",
-    ),
-    "the vendor's driver beside ours, though both have one name": (
-        "vendor-plugin",
-        lambda well: with_kubelet(by_claims(well), plugins=(OURS, THEIRS)),
-        f"problem: {THEIRS.name}",
-    ),
-    **{f"a node by count: {name}": (name, lambda well: well, "ok") for name in ("claims", "slice")},
+FOUND: Cases = {
+    "plugin": {
+        "a driver that does not answer": (
+            kubelet(plugins=(replace(OURS, fault="no answer within 2 s"),)),
+            "problem: no answer within 2 s",
+        ),
+        "no driver": (kubelet(plugins=()), "problem: does not run here"),
+        "both ways on one node": (
+            lambda well: with_kubelet(well, plugins=(*well.kubelet.plugins, OURS)),
+            "problem: both by count and by claims",
+        ),
+    },
+    "registration": {
+        "a driver that the kubelet does not follow": (
+            claims(registered=False),
+            f"problem: does not follow the driver {DRIVER}",
+        ),
+        "a driver of which nobody can say that": (claims(registered=Unknown("no daemon answers")), "unchecked: "),
+        "devices that are offered by count, too": (
+            kubelet(allocatable={NEURON: ("0",), Resource.NEURONCORE.value: ()}),
+            f"problem: the kubelet offers {NEURON}, though",
+        ),
+    },
+    "claims": {
+        "a node by count": (as_it_is, "ok"),
+        "a file of claims that cannot be read": (kubelet(prepared=Unknown("unknown shape")), "problem: unknown shape"),
+        "claims on a node that offers devices by count": (
+            lambda well: with_kubelet(well, prepared=(claim("1"),)),
+            "warning: default/chips",
+        ),
+        "no CDI file": (
+            claims(cdi=Unknown("there is no CDI file /c", "see the log")),
+            "problem: there is no CDI file /c",
+        ),
+        "a CDI file without some devices": (
+            claims(cdi=CDI - {"3-0", "3-1", "3-2", "3-3"}),
+            "problem: lacks devices 3 ",
+        ),
+    },
+    "slice": {
+        "a node by count": (as_it_is, "ok"),
+        "no slice": (cluster(slice=None), "problem: no ResourceSlice"),
+        "a slice with a device too many": (
+            cluster(slice={**OFFERED, "neuron-16": frozenset()}),
+            "problem: this machine differ by neuron-1",
+        ),
+        "a slice of another machine": (
+            cluster(slice={"neuron-0": frozenset()}),
+            "problem: this machine differ by neuron-1",
+        ),
+        "taints that the server has dropped where claims are placed": (
+            claims(placed_claims=True),
+            f"problem: {PLACED_TAINT} ~ DRADeviceTaints",
+        ),
+    },
+    "holders": {
+        "one device by two claims": (
+            kubelet(prepared=(claim("1"), claim("2", "others"))),
+            "problem: uid/1 by claim chips and uid/2 by claim others both hold device 3",
+        ),
+        "one device by a claim that is shared": (kubelet(prepared=(replace(claim("1"), pod_uids=("1", "2")),)), "ok"),
+        "devices of a claim that are not linked": (
+            kubelet(prepared=(replace(claim("1"), devices=("neuron-0", "neuron-9")),)),
+            "warning: devicegroupN_id",
+        ),
+    },
+    "vendor-plugin": {
+        "the vendor's driver beside ours, though both have one name": (
+            kubelet(plugins=(OURS, THEIRS)),
+            f"problem: {THEIRS.name}",
+        )
+    },
 }
-"""A check, what is done to the facts of a node on which all is well, and what the check finds then."""
 
 
-@pytest.mark.parametrize(("name", "change", "expected"), FOUND.values(), ids=FOUND)
-def test_what_is_found(well: Facts, name: str, change: Callable[[Facts], Facts], expected: str) -> None:
+@pytest.mark.parametrize(("name", "change", "expected"), rows(FOUND))
+def test_what_is_found(well: Facts, name: str, change: Spoil, expected: str) -> None:
     expect(name, change(well), expected)
 
 

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,18 @@ from neuron_plugin.kubelet import CheckpointEntry
 from tests.inspection.cases import (
     DIRECTORY,
     POD_UID,
+    Cases,
+    Spoil,
+    as_it_is,
     ask,
+    cluster,
     expect,
     facts_of,
     holding,
+    host,
     is_fine,
+    kubelet,
+    rows,
     socket_path,
     the_finding,
     with_cluster,
@@ -52,8 +58,12 @@ def served(name: str, *, instance: str = "0a1b2c3d", served: bool = True, fault:
     return SocketSeen(socket_path(resource, instance) if resource else DIRECTORY / name, served=served, fault=fault)
 
 
-def beside(facts: Facts, sockets: tuple[SocketSeen, ...]) -> Facts:
-    return with_kubelet(facts, plugins=(*facts.kubelet.plugins, *sockets))
+def offers(changes: Mapping[Resource, tuple[str, ...]]) -> Spoil:
+    return lambda well: offering(well, changes)
+
+
+def beside_ours(*sockets: SocketSeen) -> Spoil:
+    return lambda well: with_kubelet(well, plugins=(*well.kubelet.plugins, *sockets))
 
 
 def without_core(facts: Facts, **daemon: object) -> Facts:
@@ -65,6 +75,10 @@ def without_core(facts: Facts, **daemon: object) -> Facts:
 
 def going_by(facts: Facts, **daemon: object) -> Facts:
     return replace(facts, daemon=Daemon(**daemon))  # type: ignore[arg-type]  # fields by name
+
+
+def daemon(**said: object) -> Spoil:
+    return lambda well: going_by(well, **said)
 
 
 def disabled(facts: Facts) -> Facts:
@@ -92,223 +106,148 @@ OFF = {DEVICE: devices(3), ALIAS: devices(3), CORE: cores(6, 7)}
 VENDOR, VENDORS_CORE = "neuron-devplugin.sock", "neuroncore-devplugin.sock"
 VENDOR_DRIVER = SocketSeen(Path("/var/lib/kubelet/plugins_registry/neuron.aws.com-reg.sock"), served=True)
 SILENT = "kernel-log is not running: /dev/kmsg cannot be opened"
-CASES: dict[str, tuple[str, Callable[[Facts], Facts], str]] = {
-    # What the kubelet offers.
-    "held under another name": ("registration", lambda well: offering(holding(well, HELD), REST), "ok"),
-    "held under the same name, and withheld": (
-        "registration",
-        lambda well: offering(holding(well, HELD), {**REST, DEVICE: devices(2)}),
-        "warning: neurondevice 2 could be offered and is not",
-    ),
-    "withheld": (
-        "registration",
-        lambda well: offering(well, {DEVICE: devices(3, 4)}),
-        f"warning: {DEVICE} 3-4 could be offered",
-    ),
-    "withheld, and the holders are not known": (
-        "registration",
-        lambda well: with_kubelet(offering(well, {DEVICE: devices(3, 4)}), pods=AWAY, recorded=AWAY),
-        "ok",
-    ),
-    "held, and offered under another name": (
-        "registration",
-        lambda well: offering(holding(well, HELD), {ALIAS: devices(2)}),
-        f"warning: still offers {CORE} 4-5: in use by pod default/train as {DEVICE}",
-    ),
-    "out of service": ("registration", lambda well: offering(disabled(well), OFF), "ok"),
-    "out of service, and offered": (
-        "registration",
-        lambda well: offering(disabled(well), {**OFF, DEVICE: devices()}),
-        "warning: still offers aws.amazon.com/neurondevice 3: disabled",
-    ),
-    "out of service, and a pod has it": (
-        "registration",
-        lambda well: holding(
-            offering(disabled(well), {**OFF, DEVICE: devices()}), ("train", "main", "neurondevice", "3")
+CASES: Cases = {
+    "registration": {
+        "held under another name": (lambda well: offering(holding(well, HELD), REST), "ok"),
+        "held under the same name, and withheld": (
+            lambda well: offering(holding(well, HELD), {**REST, DEVICE: devices(2)}),
+            "warning: neurondevice 2 could be offered and is not",
         ),
-        "ok",
-    ),
-    **{
-        f"an id that this machine does not have: {strange}": (
-            "registration",
-            partial(offering, changes={DEVICE: (*devices(), strange)}),
-            f"problem: offers {DEVICE} {strange}",
-        )
-        for strange in ("16", "GPU-1", "99999999999")
+        "withheld": (offers({DEVICE: devices(3, 4)}), f"warning: {DEVICE} 3-4 could be offered"),
+        "withheld, and the holders are not known": (
+            lambda well: with_kubelet(offering(well, {DEVICE: devices(3, 4)}), pods=AWAY, recorded=AWAY),
+            "ok",
+        ),
+        "held, and offered under another name": (
+            lambda well: offering(holding(well, HELD), {ALIAS: devices(2)}),
+            f"warning: still offers {CORE} 4-5: in use by pod default/train as {DEVICE}",
+        ),
+        "out of service": (lambda well: offering(disabled(well), OFF), "ok"),
+        "out of service, and offered": (
+            lambda well: offering(disabled(well), {**OFF, DEVICE: devices()}),
+            "warning: still offers aws.amazon.com/neurondevice 3: disabled",
+        ),
+        "out of service, and a pod has it": (
+            lambda well: holding(
+                offering(disabled(well), {**OFF, DEVICE: devices()}), ("train", "main", "neurondevice", "3")
+            ),
+            "ok",
+        ),
+        **{
+            f"an id that this machine does not have: {strange}": (
+                offers({DEVICE: (*devices(), strange)}),
+                f"problem: offers {DEVICE} {strange}",
+            )
+            for strange in ("16", "GPU-1", "99999999999")
+        },
+        "served, and the kubelet has nothing of it": (offers({CORE: ()}), "problem: registration was lost"),
+        "a resource that no plugin serves": (without_core, f"note: {CORE} is not offered"),
+        "one that the daemon leaves out": (lambda well: without_core(well, resources=frozenset({ALIAS, DEVICE})), "ok"),
+        "one that the daemon is set to serve": (
+            lambda well: without_core(well, resources=frozenset(Resource)),
+            f"problem: {CORE} is not offered",
+        ),
+        "no resource at all and no plugin": (
+            lambda well: with_kubelet(offering(well, dict.fromkeys(Resource, ())), plugins=()),
+            "problem: the kubelet offers no Neuron resource",
+        ),
+        "a node that counts otherwise than its kubelet": (
+            cluster(allocatable={"cpu": "1", CORE.value: "32", DEVICE.value: "12", ALIAS.value: "16"}),
+            f"warning: {DEVICE} 12 (kubelet: 16)",
+        ),
+        "a node without any status": (cluster(allocatable={}), "ok"),
+        "a kubelet that says nothing": (kubelet(allocatable=AWAY), "unchecked: no"),
     },
-    "served, and the kubelet has nothing of it": (
-        "registration",
-        lambda well: offering(well, {CORE: ()}),
-        "problem: registration was lost",
-    ),
-    "a resource that no plugin serves": ("registration", without_core, f"note: {CORE} is not offered"),
-    "one that the daemon leaves out": (
-        "registration",
-        lambda well: without_core(well, resources=frozenset({ALIAS, DEVICE})),
-        "ok",
-    ),
-    "one that the daemon is set to serve": (
-        "registration",
-        lambda well: without_core(well, resources=frozenset(Resource)),
-        f"problem: {CORE} is not offered",
-    ),
-    "no resource at all and no plugin": (
-        "registration",
-        lambda well: with_kubelet(offering(well, dict.fromkeys(Resource, ())), plugins=()),
-        "problem: the kubelet offers no Neuron resource",
-    ),
-    "a node that counts otherwise than its kubelet": (
-        "registration",
-        lambda well: with_cluster(
-            well, allocatable={"cpu": "1", CORE.value: "32", DEVICE.value: "12", ALIAS.value: "16"}
+    "kubelet": {
+        "a kubelet that answers": (as_it_is, "ok"),
+        "no directory": (kubelet(missing=True), f"problem: {DIRECTORY} ~ --kubelet-dir"),
+        "a directory that may not be listed": (kubelet(unreadable=CLOSED), "unchecked: may not be listed"),
+        "no registration socket": (kubelet(own_socket=None), "problem: no kubelet.sock"),
+        "one that is not served": (
+            kubelet(own_socket=served("kubelet.sock", served=False)),
+            "problem: nothing answers",
         ),
-        f"warning: {DEVICE} 12 (kubelet: 16)",
-    ),
-    "a node without any status": ("registration", lambda well: with_cluster(well, allocatable={}), "ok"),
-    "a kubelet that says nothing": ("registration", lambda well: with_kubelet(well, allocatable=AWAY), "unchecked: no"),
-    # The kubelet.
-    "a kubelet that answers": ("kubelet", lambda well: well, "ok"),
-    "no directory": (
-        "kubelet",
-        lambda well: with_kubelet(well, missing=True),
-        f"problem: {DIRECTORY} ~ --kubelet-dir",
-    ),
-    "a directory that may not be listed": (
-        "kubelet",
-        lambda well: with_kubelet(well, unreadable=CLOSED),
-        "unchecked: may not be listed",
-    ),
-    "no registration socket": (
-        "kubelet",
-        lambda well: with_kubelet(well, own_socket=None),
-        "problem: no kubelet.sock",
-    ),
-    "one that is not served": (
-        "kubelet",
-        lambda well: with_kubelet(well, own_socket=served("kubelet.sock", served=False)),
-        "problem: nothing answers",
-    ),
-    "a checkpoint that cannot be read": (
-        "kubelet",
-        lambda well: with_kubelet(well, recorded=Unknown("permission denied", "run this as root")),
-        "warning: checkpoint cannot be read: permission denied ~ run this as root",
-    ),
-    "no answer of PodResources": (
-        "kubelet",
-        lambda well: with_kubelet(well, allocatable=AWAY, pods=AWAY),
-        "warning: no answer within 3 s",
-    ),
-    # Our sockets.
-    "a resource that is left out": ("plugin", lambda well: with_kubelet(well, plugins=(served("neuroncore"),)), "ok"),
-    "no socket": ("plugin", lambda well: with_kubelet(well, plugins=()), "problem: does not run here"),
-    "the vendor's plugin alone": (
-        "plugin",
-        lambda well: with_kubelet(well, plugins=(served(VENDOR),)),
-        "note: the vendor's device plugin does",
-    ),
-    "a stale socket beside a live one": (
-        "plugin",
-        lambda well: beside(well, (served("neuroncore", instance="00000000", served=False),)),
-        "ok",
-    ),
-    "a stale socket alone": (
-        "plugin",
-        lambda well: with_kubelet(well, plugins=(served("neuroncore", served=False),)),
-        "problem: none of its sockets is served",
-    ),
-    "two plugins": (
-        "plugin",
-        lambda well: beside(well, (served("neuroncore", instance="ffffffff"),)),
-        f"problem: 2 plugins serve {CORE}",
-    ),
-    "one that accepts and does not answer": (
-        "plugin",
-        lambda well: with_kubelet(well, plugins=(served("neuroncore", fault="no answer within 2 s"),)),
-        "problem: no answer within 2 s",
-    ),
-    "no kubelet for a plugin": ("plugin", lambda well: with_kubelet(well, missing=True, plugins=()), "unchecked: no"),
-    "none that can be looked at": (
-        "plugin",
-        lambda well: with_kubelet(well, unreadable=CLOSED, plugins=()),
-        "unchecked: may not be listed",
-    ),
-    # The daemon's word.
-    "a configuration that can be used": ("configuration", lambda well: going_by(well, file=FILE), "ok"),
-    "one with which the daemon does not start": (
-        "configuration",
-        lambda well: going_by(well, file=FILE, fault="f has the unknown key 'helth'"),
-        "problem: helth",
-    ),
-    "no configuration": ("configuration", going_by, "unchecked: defaults are assumed"),
-    "one that may not be read": (
-        "configuration",
-        lambda well: going_by(well, file=FILE, fault=CLOSED),
-        "unchecked: may not be listed",
-    ),
-    "no memory of old errors": (
-        "configuration",
-        lambda well: replace(
-            going_by(well, file=FILE), machine=replace(well.machine, memory=Unknown("health.json is not there", "wait"))
+        "a checkpoint that cannot be read": (
+            kubelet(recorded=Unknown("permission denied", "run this as root")),
+            "warning: checkpoint cannot be read: permission denied ~ run this as root",
         ),
-        "note: are reported like new ones",
-    ),
-    "a daemon that hears everything": ("sources", lambda well: well, "ok"),
-    "p70 a source that does not work": (
-        "sources",
-        lambda well: going_by(well, silent=(SILENT,)),
-        f"warning: {SILENT}",
-    ),
-    "a daemon that cannot be asked": ("sources", lambda well: going_by(well, silent=AWAY), "unchecked: no answer"),
-    # The vendor's.
-    "runtimes without the hook": ("oci-hook", lambda well: with_host(well, runtime_files={"f": ""}), "ok"),
-    "one that only mentions it": ("oci-hook", lambda well: with_host(well, runtime_files={"f": CLEAN}), "ok"),
-    "a runtime that pods have to choose": (
-        "oci-hook",
-        lambda well: with_host(well, runtime_files={"f": NAMED}, hook_files=(WRAPPER,)),
-        "warning: f makes the runtime neuron use",
-    ),
-    "a hook that no runtime uses": (
-        "oci-hook",
-        lambda well: with_host(well, runtime_files={"f": CLEAN}, hook_files=(WRAPPER,)),
-        "note: no runtime uses it",
-    ),
-    "no file can be read": ("oci-hook", lambda well: with_host(well, runtime_files=CLOSED), "unchecked: may not be"),
-    "one of them cannot": ("oci-hook", lambda well: with_host(well, runtime_files={"f": CLOSED}), "unchecked: f: may"),
-    "another vendor's plugin": ("vendor-plugin", lambda well: beside(well, (served("nvidia-gpu.sock"),)), "ok"),
-    **{
-        f"{name} beside ours": (
-            "vendor-plugin",
-            partial(beside, sockets=(served(name),)),
-            f"problem: {name} ~ delete daemonset neuron-device-plugin-daemonset",
-        )
-        for name in (VENDOR, VENDORS_CORE)
+        "no answer of PodResources": (kubelet(allocatable=AWAY, pods=AWAY), "warning: no answer within 3 s"),
     },
-    "it alone": (
-        "vendor-plugin",
-        lambda well: with_kubelet(well, plugins=(served(VENDOR),)),
-        "note: serves this node",
-    ),
-    "what it left": ("vendor-plugin", lambda well: beside(well, (served(VENDOR, served=False),)), "ok"),
-    "a directory that is closed": (
-        "vendor-plugin",
-        lambda well: with_kubelet(well, unreadable=CLOSED),
-        "unchecked: may not be listed",
-    ),
-    "the DRA driver beside us": (
-        "vendor-plugin",
-        lambda well: beside(well, (VENDOR_DRIVER,)),
-        "problem: neuron.aws.com",
-    ),
-    "the DRA driver alone": (
-        "vendor-plugin",
-        lambda well: with_kubelet(well, plugins=(VENDOR_DRIVER,)),
-        "note: neuron.aws.com",
-    ),
+    "plugin": {
+        "a resource that is left out": (kubelet(plugins=(served("neuroncore"),)), "ok"),
+        "no socket": (kubelet(plugins=()), "problem: does not run here"),
+        "the vendor's plugin alone": (kubelet(plugins=(served(VENDOR),)), "note: the vendor's device plugin does"),
+        "a stale socket beside a live one": (
+            beside_ours(served("neuroncore", instance="00000000", served=False)),
+            "ok",
+        ),
+        "a stale socket alone": (
+            kubelet(plugins=(served("neuroncore", served=False),)),
+            "problem: none of its sockets is served",
+        ),
+        "two plugins": (beside_ours(served("neuroncore", instance="ffffffff")), f"problem: 2 plugins serve {CORE}"),
+        "one that accepts and does not answer": (
+            kubelet(plugins=(served("neuroncore", fault="no answer within 2 s"),)),
+            "problem: no answer within 2 s",
+        ),
+        "no kubelet for a plugin": (kubelet(missing=True, plugins=()), "unchecked: no"),
+        "none that can be looked at": (kubelet(unreadable=CLOSED, plugins=()), "unchecked: may not be listed"),
+    },
+    "configuration": {
+        "a configuration that can be used": (daemon(file=FILE), "ok"),
+        "one with which the daemon does not start": (
+            daemon(file=FILE, fault="f has the unknown key 'helth'"),
+            "problem: helth",
+        ),
+        "no configuration": (going_by, "unchecked: defaults are assumed"),
+        "one that may not be read": (daemon(file=FILE, fault=CLOSED), "unchecked: may not be listed"),
+        "no memory of old errors": (
+            lambda well: replace(
+                going_by(well, file=FILE),
+                machine=replace(well.machine, memory=Unknown("health.json is not there", "wait")),
+            ),
+            "note: are reported like new ones",
+        ),
+    },
+    "sources": {
+        "a daemon that hears everything": (as_it_is, "ok"),
+        "p70 a source that does not work": (daemon(silent=(SILENT,)), f"warning: {SILENT}"),
+        "a daemon that cannot be asked": (daemon(silent=AWAY), "unchecked: no answer"),
+    },
+    "oci-hook": {
+        "runtimes without the hook": (host(runtime_files={"f": ""}), "ok"),
+        "one that only mentions it": (host(runtime_files={"f": CLEAN}), "ok"),
+        "a runtime that pods have to choose": (
+            host(runtime_files={"f": NAMED}, hook_files=(WRAPPER,)),
+            "warning: f makes the runtime neuron use",
+        ),
+        "a hook that no runtime uses": (
+            host(runtime_files={"f": CLEAN}, hook_files=(WRAPPER,)),
+            "note: no runtime uses it",
+        ),
+        "no file can be read": (host(runtime_files=CLOSED), "unchecked: may not be"),
+        "one of them cannot": (host(runtime_files={"f": CLOSED}), "unchecked: f: may"),
+    },
+    "vendor-plugin": {
+        "another vendor's plugin": (beside_ours(served("nvidia-gpu.sock")), "ok"),
+        **{
+            f"{name} beside ours": (
+                beside_ours(served(name)),
+                f"problem: {name} ~ delete daemonset neuron-device-plugin-daemonset",
+            )
+            for name in (VENDOR, VENDORS_CORE)
+        },
+        "it alone": (kubelet(plugins=(served(VENDOR),)), "note: serves this node"),
+        "what it left": (beside_ours(served(VENDOR, served=False)), "ok"),
+        "a directory that is closed": (kubelet(unreadable=CLOSED), "unchecked: may not be listed"),
+        "the DRA driver beside us": (beside_ours(VENDOR_DRIVER), "problem: neuron.aws.com"),
+        "the DRA driver alone": (kubelet(plugins=(VENDOR_DRIVER,)), "note: neuron.aws.com"),
+    },
 }
 
 
-@pytest.mark.parametrize(("name", "spoil", "expected"), CASES.values(), ids=CASES)
-def test_what_is_found(well: Facts, name: str, spoil: Callable[[Facts], Facts], expected: str) -> None:
+@pytest.mark.parametrize(("name", "spoil", "expected"), rows(CASES))
+def test_what_is_found(well: Facts, name: str, spoil: Spoil, expected: str) -> None:
     expect(name, spoil(well), expected)
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -15,11 +14,17 @@ from neuron_plugin.plugin.container import ALLOCATION_KEY, reply_for
 from tests.inspection.cases import (
     NODE,
     POD_UID,
+    Cases,
+    Spoil,
     api_pod,
+    as_it_is,
+    cluster,
     expect,
     facts_of,
     holding,
     is_fine,
+    kubelet,
+    rows,
     user,
     with_cluster,
     with_kubelet,
@@ -38,14 +43,14 @@ STATIC = replace(api_pod("static", ONE, {}), static_uid=STATIC_UID)
 NOBODY = Unknown("no kubelet", "start it")
 
 
-def holds(*ids: str) -> Callable[[Facts], Facts]:
+def holds(*ids: str) -> Spoil:
     """Pods one and two have these: ids, or ``resource:ids``."""
     words = zip(("one", "two"), (text.rpartition(":") for text in ids), strict=False)
     held = [(name, "main", resource or "neurondevice", own) for name, (resource, _, own) in words]
     return lambda well: holding(well, *held)
 
 
-def lists(annotations: dict[str, str], *, held: bool = True, phase: str = "Running") -> Callable[[Facts], Facts]:
+def lists(annotations: dict[str, str], *, held: bool = True, phase: str = "Running") -> Spoil:
     """The API server has a pod with these annotations, and the kubelet gave it device 2 if it is ``held``."""
 
     def spoil(well: Facts) -> Facts:
@@ -55,13 +60,13 @@ def lists(annotations: dict[str, str], *, held: bool = True, phase: str = "Runni
     return spoil
 
 
-def waited(seconds: int) -> Callable[[Facts], Facts]:
+def waited(seconds: int) -> Spoil:
     """A pod is pending, so long after it was assigned device 2."""
     listed = lists({"NEURON_DEVS": "2", **WAITING}, held=False, phase="Pending")
     return lambda well: replace(listed(well), now_ns=BOUND_NS + seconds * 1_000_000_000)
 
 
-def half(phase: str) -> Callable[[Facts], Facts]:
+def half(phase: str) -> Spoil:
     """The kubelet lists one container of two."""
     return lambda well: with_cluster(
         holding(well, ("train", "main", "neurondevice", "2")), pods=(api_pod("train", TWO, BOTH, phase=phase),)
@@ -74,7 +79,7 @@ def inventory(instance_type: str, **changes: object) -> dict[str, str]:
     return {INVENTORY_KEY: write_inventory(NodeInventory(geometry, **said))}  # type: ignore[arg-type]  # fields by name
 
 
-def published(annotations: dict[str, str]) -> Callable[[Facts], Facts]:
+def published(annotations: dict[str, str]) -> Spoil:
     return lambda well: with_cluster(well, annotations=annotations)
 
 
@@ -83,7 +88,7 @@ def without_devices(well: Facts) -> Facts:
     return with_cluster(replace(well, machine=replace(well.machine, inventory=nothing)), annotations={})
 
 
-def uses(*users: DeviceUser, pods: tuple[NeuronPod, ...] | None = None) -> Callable[[Facts], Facts]:
+def uses(*users: DeviceUser, pods: tuple[NeuronPod, ...] | None = None) -> Spoil:
     """Pod train has device 2, and these processes have devices open."""
     listed = (api_pod("train", ONE, {}),) if pods is None else pods
     return lambda well: with_users(
@@ -91,157 +96,119 @@ def uses(*users: DeviceUser, pods: tuple[NeuronPod, ...] | None = None) -> Calla
     )
 
 
-CASES: dict[str, tuple[str, Callable[[Facts], Facts], str]] = {
-    "no holder": ("holders", lambda well: well, "ok"),
-    "a device and a core of it, of two pods": (
-        "holders",
-        holds("2", "neuroncore:5"),
-        "problem: default/one/main ~ default/two/main ~ both hold core 5",
-    ),
-    "a device under two names": ("holders", holds("neuron:2", "2"), "problem: both hold device 2"),
-    "one core twice": ("holders", holds("neuroncore:5", "neuroncore:5"), "problem: both hold core 5"),
-    "two containers of a pod": (
-        "holders",
-        lambda well: holding(well, ("one", "a", "neurondevice", "2"), ("one", "b", "neuroncore", "4")),
-        "problem: both hold core 4",
-    ),
-    "devices that are not linked": ("holders", holds("0,2,4,6"), "warning: no linked set"),
-    "two devices": ("holders", holds("1,2"), "warning: no linked set"),
-    "cores of two devices": ("holders", holds("neuroncore:1,2"), "warning: no linked set"),
-    **{
-        f"an id that this machine does not have: {ids}": (
-            "holders",
-            holds(ids),
-            f"problem: holds aws.amazon.com/neurondevice {ids!r}",
-        )
-        for ids in ("16", "neuron-0", "99999999999999999999")
+CASES: Cases = {
+    "holders": {
+        "no holder": (as_it_is, "ok"),
+        "a device and a core of it, of two pods": (
+            holds("2", "neuroncore:5"),
+            "problem: default/one/main ~ default/two/main ~ both hold core 5",
+        ),
+        "a device under two names": (holds("neuron:2", "2"), "problem: both hold device 2"),
+        "one core twice": (holds("neuroncore:5", "neuroncore:5"), "problem: both hold core 5"),
+        "two containers of a pod": (
+            lambda well: holding(well, ("one", "a", "neurondevice", "2"), ("one", "b", "neuroncore", "4")),
+            "problem: both hold core 4",
+        ),
+        "devices that are not linked": (holds("0,2,4,6"), "warning: no linked set"),
+        "two devices": (holds("1,2"), "warning: no linked set"),
+        "cores of two devices": (holds("neuroncore:1,2"), "warning: no linked set"),
+        **{
+            f"an id that this machine does not have: {ids}": (
+                holds(ids),
+                f"problem: holds aws.amazon.com/neurondevice {ids!r}",
+            )
+            for ids in ("16", "neuron-0", "99999999999999999999")
+        },
+        "a pod that has ended, which an old kubelet lists": (
+            lambda well: with_cluster(holds("2", "2")(well), pods=(api_pod("one", ONE, {}, phase="Succeeded"),)),
+            "ok",
+        ),
+        "another resource": (holds("../nvidia.com/gpu:GPU-1"), "ok"),
+        "a pod on a device out of service": (
+            lambda well: replace(holds("2")(well), machine=replace(well.machine, disabled=(2,))),
+            "ok",
+        ),
+        "holders that are not known": (kubelet(pods=NOBODY, recorded=NOBODY), "unchecked: no kubelet"),
     },
-    "a pod that has ended, which an old kubelet lists": (
-        "holders",
-        lambda well: with_cluster(holds("2", "2")(well), pods=(api_pod("one", ONE, {}, phase="Succeeded"),)),
-        "ok",
-    ),
-    "another resource": ("holders", holds("../nvidia.com/gpu:GPU-1"), "ok"),
-    "a pod on a device out of service": (
-        "holders",
-        lambda well: replace(holds("2")(well), machine=replace(well.machine, disabled=(2,))),
-        "ok",
-    ),
-    "holders that are not known": (
-        "holders",
-        lambda well: with_kubelet(well, pods=NOBODY, recorded=NOBODY),
-        "unchecked: no kubelet",
-    ),
-    # Annotations of pods.
-    "no pod": ("annotations", lambda well: well, "ok"),
-    "a pod annotated with what it holds": ("annotations", lists({"NEURON_DEVS": "2", **DONE}), "ok"),
-    "one in the vendor's dialect": ("annotations", lists({"AWS_NEURON_IDS": "2", **DONE}), "ok"),
-    "one with other devices": (
-        "annotations",
-        lists({"NEURON_DEVS": "3", **DONE}),
-        "problem: neurondevice 3, the kubelet gave 2",
-    ),
-    "one of which the kubelet knows nothing": (
-        "annotations",
-        lists({"NEURON_DEVS": "3", **DONE}, held=False),
-        "problem: the kubelet gave nothing",
-    ),
-    "one that runs and was never confirmed": (
-        "annotations",
-        lists({"NEURON_DEVS": "2", **WAITING}),
-        "warning: NEURON_ALLOCATED is still false",
-    ),
-    "one that runs without annotation": ("annotations", lists({}), "warning: without an annotation"),
-    "no ids": ("annotations", lists({"NEURON_DEVS": "two"}), "problem: default/train"),
-    "another count": ("annotations", lists({"NEURON_DEVS": "2,3"}), "problem: default/train"),
-    "another unit": ("annotations", lists({"NEURON_CORES": "2"}), "problem: default/train"),
-    "one that waits for its admission": ("annotations", waited(119), "ok"),
-    "one that waits for ever": ("annotations", waited(600), "warning: 10 minutes ago and has not been admitted"),
-    "one container of two, in admission": ("annotations", half("Pending"), "ok"),
-    "one container of two, that run": (
-        "annotations",
-        half("Running"),
-        "problem: train/side: annotated aws.amazon.com/neurondevice 3, the kubelet gave nothing",
-    ),
-    "one that has ended": (
-        "annotations",
-        lists({"NEURON_DEVS": "9", **DONE}, held=False, phase="Succeeded"),
-        "ok",
-    ),
-    "one that asks for nothing": (
-        "annotations",
-        lambda well: with_cluster(well, pods=(api_pod("web", {"main": {}}, {}),)),
-        "ok",
-    ),
-    "a holder that the API server does not have": ("annotations", holds("neuroncore:2"), "warning: default/one"),
-    "a pod, and the kubelet is away": (
-        "annotations",
-        lambda well: with_kubelet(lists({"NEURON_DEVS": "3", **DONE})(well), pods=NOBODY, recorded=NOBODY),
-        "ok",
-    ),
-    # The node's inventory.
-    "a true inventory": ("node-annotations", lambda well: well, "ok"),
-    "one of another machine": (
-        "node-annotations",
-        published(inventory("inf2.24xlarge")),
-        "problem: inf2.24xlarge, 6 devices ~ trn1.32xlarge, 16 devices",
-    ),
-    **{
-        f"one that cannot be read: {text!r}": ("node-annotations", published({INVENTORY_KEY: text}), "problem: read")
-        for text in ("", "{", '{"version": 99}')
+    "annotations": {
+        "no pod": (as_it_is, "ok"),
+        "a pod annotated with what it holds": (lists({"NEURON_DEVS": "2", **DONE}), "ok"),
+        "one in the vendor's dialect": (lists({"AWS_NEURON_IDS": "2", **DONE}), "ok"),
+        "one with other devices": (lists({"NEURON_DEVS": "3", **DONE}), "problem: neurondevice 3, the kubelet gave 2"),
+        "one of which the kubelet knows nothing": (
+            lists({"NEURON_DEVS": "3", **DONE}, held=False),
+            "problem: the kubelet gave nothing",
+        ),
+        "one that runs and was never confirmed": (
+            lists({"NEURON_DEVS": "2", **WAITING}),
+            "warning: NEURON_ALLOCATED is still false",
+        ),
+        "one that runs without annotation": (lists({}), "warning: without an annotation"),
+        "no ids": (lists({"NEURON_DEVS": "two"}), "problem: default/train"),
+        "another count": (lists({"NEURON_DEVS": "2,3"}), "problem: default/train"),
+        "another unit": (lists({"NEURON_CORES": "2"}), "problem: default/train"),
+        "one that waits for its admission": (waited(119), "ok"),
+        "one that waits for ever": (waited(600), "warning: 10 minutes ago and has not been admitted"),
+        "one container of two, in admission": (half("Pending"), "ok"),
+        "one container of two, that run": (
+            half("Running"),
+            "problem: train/side: annotated aws.amazon.com/neurondevice 3, the kubelet gave nothing",
+        ),
+        "one that has ended": (lists({"NEURON_DEVS": "9", **DONE}, held=False, phase="Succeeded"), "ok"),
+        "one that asks for nothing": (cluster(pods=(api_pod("web", {"main": {}}, {}),)), "ok"),
+        "a holder that the API server does not have": (holds("neuroncore:2"), "warning: default/one"),
+        "a pod, and the kubelet is away": (
+            lambda well: with_kubelet(lists({"NEURON_DEVS": "3", **DONE})(well), pods=NOBODY, recorded=NOBODY),
+            "ok",
+        ),
     },
-    "none beside a running plugin": ("node-annotations", published({}), "warning: patch nodes"),
-    "none, and no plugin": (
-        "node-annotations",
-        lambda well: with_kubelet(published({})(well), plugins=()),
-        "ok",
-    ),
-    "none, and no device": ("node-annotations", without_devices, "ok"),
-    "one without a plugin": (
-        "node-annotations",
-        lambda well: with_kubelet(well, plugins=()),
-        f"note: kubectl annotate node {NODE} {INVENTORY_KEY}-",
-    ),
-    "a node that the API server does not know": (
-        "node-annotations",
-        lambda well: replace(well, cluster=NoSuchNode("the API server has no node wroker-1")),
-        "problem: the API server has no node wroker-1 ~ --node-name or NODE_NAME",
-    ),
-    # Processes.
-    "a process of the pod that holds the device": ("processes", uses(user(2)), "ok"),
-    "two of them": ("processes", uses(user(2), user(2)), "ok"),
-    "one of a static pod": ("processes", uses(user(2, pod_uid=STATIC_UID), pods=(STATIC,)), "ok"),
-    "one outside of pods": (
-        "processes",
-        uses(user(2, 3, pod_uid="")),
-        "warning: process 4711 (python train.py) has devices 2-3 open and belongs to no pod ~ kill 4711",
-    ),
-    "one without a name": (
-        "processes",
-        uses(replace(user(2, pod_uid=""), command="")),
-        "warning: process 4711 (its name is not known)",
-    ),
-    "one of a pod that has ended": (
-        "processes",
-        uses(user(2), pods=()),
-        f"warning: of pod {POD_UID}, which has ended",
-    ),
-    "one on a device that no pod was given": (
-        "processes",
-        uses(user(2, 7)),
-        "warning: device 7 open, which the kubelet gave to no pod",
-    ),
-    "one of a pod, without an API server": (
-        "processes",
-        lambda well: replace(uses(user(2))(well), cluster=Unknown("no API server is known")),
-        "ok",
-    ),
-    "no /proc": ("processes", lambda well: replace(well, users=Unknown("no /proc", "mount it")), "unchecked: no /proc"),
+    "node-annotations": {
+        "a true inventory": (as_it_is, "ok"),
+        "one of another machine": (
+            published(inventory("inf2.24xlarge")),
+            "problem: inf2.24xlarge, 6 devices ~ trn1.32xlarge, 16 devices",
+        ),
+        **{
+            f"one that cannot be read: {text!r}": (published({INVENTORY_KEY: text}), "problem: read")
+            for text in ("", "{", '{"version": 99}')
+        },
+        "none beside a running plugin": (published({}), "warning: patch nodes"),
+        "none, and no plugin": (lambda well: with_kubelet(published({})(well), plugins=()), "ok"),
+        "none, and no device": (without_devices, "ok"),
+        "one without a plugin": (kubelet(plugins=()), f"note: kubectl annotate node {NODE} {INVENTORY_KEY}-"),
+        "a node that the API server does not know": (
+            lambda well: replace(well, cluster=NoSuchNode("the API server has no node wroker-1")),
+            "problem: the API server has no node wroker-1 ~ --node-name or NODE_NAME",
+        ),
+    },
+    "processes": {
+        "a process of the pod that holds the device": (uses(user(2)), "ok"),
+        "two of them": (uses(user(2), user(2)), "ok"),
+        "one of a static pod": (uses(user(2, pod_uid=STATIC_UID), pods=(STATIC,)), "ok"),
+        "one outside of pods": (
+            uses(user(2, 3, pod_uid="")),
+            "warning: process 4711 (python train.py) has devices 2-3 open and belongs to no pod ~ kill 4711",
+        ),
+        "one without a name": (
+            uses(replace(user(2, pod_uid=""), command="")),
+            "warning: process 4711 (its name is not known)",
+        ),
+        "one of a pod that has ended": (uses(user(2), pods=()), f"warning: of pod {POD_UID}, which has ended"),
+        "one on a device that no pod was given": (
+            uses(user(2, 7)),
+            "warning: device 7 open, which the kubelet gave to no pod",
+        ),
+        "one of a pod, without an API server": (
+            lambda well: replace(uses(user(2))(well), cluster=Unknown("no API server is known")),
+            "ok",
+        ),
+        "no /proc": (lambda well: replace(well, users=Unknown("no /proc", "mount it")), "unchecked: no /proc"),
+    },
 }
 
 
-@pytest.mark.parametrize(("name", "spoil", "expected"), CASES.values(), ids=CASES)
-def test_what_is_found(well: Facts, name: str, spoil: Callable[[Facts], Facts], expected: str) -> None:
+@pytest.mark.parametrize(("name", "spoil", "expected"), rows(CASES))
+def test_what_is_found(well: Facts, name: str, spoil: Spoil, expected: str) -> None:
     expect(name, spoil(well), expected)
 
 
