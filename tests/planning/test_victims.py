@@ -349,7 +349,7 @@ def test_a_drain_leaves_the_pods_of_daemon_sets_and_names_those_with_local_stora
     assert found.warnings[-1] == (
         "ml/scratch has emptyDir volumes: kubectl drain needs --delete-emptydir-data, and what is in them is lost"
     )
-    assert [pod.uid for pod, _ in drain(before, "a", {0}).stuck] == ["agent"], "a repair of its device takes it, too"
+    assert [relocation.pod.uid for relocation in drain(before, "a", {0}).moved] == ["agent"], "a repair takes it, too"
 
 
 def test_a_pod_that_is_its_whole_group_breaks_none() -> None:
