@@ -1,9 +1,9 @@
 """Which pods wait although room can be made for them; the leader's look every half minute.
 
 A metric and an event on the pod say what would help; with ``make-room: act`` the move is made. Another event says why a
-pod waits that is not held back by our gate. For a gated pod others
-of lower priority are evicted: kube-scheduler, which does it for all other pods, does not see a gated one. The plan is
-worked out in a thread, from records that do not change, so no call has to wait.
+pod waits that is not held back by our gate. For a gated pod others of lower priority are evicted: kube-scheduler, which
+does it for all other pods, does not see a gated one. The plan is worked out in a thread, from records that do not
+change, so no call has to wait.
 """
 
 from __future__ import annotations

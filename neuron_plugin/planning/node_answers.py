@@ -84,10 +84,10 @@ class NodeAnswer:
         return not self.reasons and bool(self.placement)
 
 
-def node_answers(scene: Scene, pod: NeuronPod, names: Collection[str] = ()) -> list[NodeAnswer]:
+def node_answers(scene: Scene, pod: NeuronPod, names: Collection[str] | None = None) -> list[NodeAnswer]:
     """What every node says to a pod, all of it; or these nodes, if ``names`` are given."""
     cluster, among, volumes = scene.cluster, scene.among(pod), scene.volumes(pod)
-    avoided, names = cluster.why_avoided(pod), names or cluster.nodes
+    avoided, names = cluster.why_avoided(pod), cluster.nodes if names is None else names
     left, answers = scene.left_to_others(pod, names), []
     for name in names:
         against = [*scene.against(pod, name, among, volumes), *filter(None, [avoided.get(name)])]

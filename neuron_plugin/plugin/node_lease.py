@@ -98,9 +98,9 @@ class NodeLease:
             self._due.clear()
             if self.serving or (self._held and not self._ended):
                 try:
+                    await self._count_nodes(api)  # first: a Lease has to last until it is renewed next
                     await self._renew(api)
                     problem.end()
-                    await self._count_nodes(api)
                 except ClusterError as error:
                     problem.say(error, node=self._node)
             with suppress(TimeoutError):
@@ -126,7 +126,7 @@ class NodeLease:
         return True
 
     async def _count_nodes(self, api: ApiServer) -> None:
-        """Look now and then how many nodes there are; the next renewal takes that into account."""
+        """Look now and then how many nodes there are."""
         now = asyncio.get_running_loop().time()
         if now - self._counted_at >= COUNT_SECONDS:
             self._counted_at = now

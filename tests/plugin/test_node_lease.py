@@ -198,9 +198,9 @@ STORIES = rows("""
     a small cluster's leases are renewed as often as it is set:
         nodes 100; starts; held; wait 1; wrote PATCH POST PATCH; wait 10; wrote PATCH PATCH PATCH PATCH PATCH; lasts 8
     in a cluster of 250 nodes every 5 s, and they last as much longer:
-        nodes 250; starts; held; wait 6; wrote PATCH POST PATCH PATCH; lasts 20; wait 10; wrote PATCH PATCH
+        nodes 250; starts; held; lasts 20; wait 6; wrote PATCH POST PATCH PATCH; wait 10; wrote PATCH PATCH
     never less often than every 10 s, as kubelets do:
-        nodes 2000; starts; held; wait 11; wrote PATCH POST PATCH PATCH; lasts 40; wait 20; wrote PATCH PATCH
+        nodes 2000; starts; held; lasts 40; wait 11; wrote PATCH POST PATCH PATCH; wait 20; wrote PATCH PATCH
     a node of which the number of others is not known renews as often as it is set:
         starts; held; wrote PATCH POST PATCH; nodes 2000; fails GET 403; starts; wait 5; wrote PATCH PATCH PATCH PATCH;
         lasts 8
