@@ -21,7 +21,7 @@ import yaml
 from neuron_plugin.allocation import Resource
 from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer
 from neuron_plugin.cluster.api import JSON, MERGE_PATCH, send
-from neuron_plugin.cluster.client import connect
+from tests.support.official_client import official_client
 
 REGISTRATION = "/apis/admissionregistration.k8s.io/v1"
 PLURALS = {
@@ -112,7 +112,7 @@ class Server:
         with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
             yaml.safe_dump(config, file)
             file.flush()
-            api = await self.undo.enter_async_context(await connect(Path(file.name)))
+            api = await self.undo.enter_async_context(official_client(Path(file.name)))
         return Server(api, self.run, self.undo)
 
 
@@ -133,7 +133,7 @@ async def in_force(what: str, holds: Callable[[], Awaitable[object]]) -> None:
 @asynccontextmanager
 async def opened(kubeconfig: Path, run: str) -> AsyncIterator[Server]:
     """The server as the kubeconfig's user; what the run has made is deleted in the end."""
-    async with await connect(kubeconfig) as api, AsyncExitStack() as undo:
+    async with official_client(kubeconfig) as api, AsyncExitStack() as undo:
         yield Server(api, run, undo)
 
 
