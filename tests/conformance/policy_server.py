@@ -21,6 +21,7 @@ import yaml
 from neuron_plugin.allocation import Resource
 from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer
 from neuron_plugin.cluster.api import JSON, MERGE_PATCH, send
+from neuron_plugin.cluster.client import connect
 from tests.support.official_client import official_client
 
 REGISTRATION = "/apis/admissionregistration.k8s.io/v1"
@@ -112,7 +113,8 @@ class Server:
         with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
             yaml.safe_dump(config, file)
             file.flush()
-            api = await self.undo.enter_async_context(official_client(Path(file.name)))
+            # Ours, which can watch, too: with these rights the daemons' own parts are run.
+            api = await self.undo.enter_async_context(await connect(Path(file.name)))
         return Server(api, self.run, self.undo)
 
 
