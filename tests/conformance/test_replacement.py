@@ -157,7 +157,8 @@ class _Group:
     async def _pod(self, rank: int) -> None:
         self._made += 1
         says = {GROUP_KEY: self._server.run, GROUP_SIZE_KEY: str(GROUP), SPARES_KEY: str(self._spares)}
-        metadata = {"name": f"{self._server.run}-{rank}-{self._made}", "labels": {RANK: str(rank)}, "annotations": says}
+        labels = {RANK: str(rank), "jobset.sigs.k8s.io/job-index": "0"}  # as of a JobSet with one Job
+        metadata = {"name": f"{self._server.run}-{rank}-{self._made}", "labels": labels, "annotations": says}
         await self._server.make(
             POD_PATH, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _spec() | self._spec}
         )
