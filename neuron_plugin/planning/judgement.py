@@ -408,8 +408,13 @@ def _judge_group(
 def _in_the_way_of_all(trial: Scene, pods: Sequence[NeuronPod], names: Collection[str]) -> tuple[PodReference, ...]:
     """Who has what is nearest to being free for some pods of a group that have no room, for one after the other."""
     cluster, found = trial.cluster, dict[PodReference, None]()
+    answers, before = dict[str, NodeAnswer](), None
     for pod in pods:
-        holders = nearest_holders(trial, pod, node_answers(trial, pod, names))
+        # Pods that are alike hear the same from all nodes on which nothing has changed, but for rules among pods.
+        is_alike = before is not None and (pod.requests, pod.rules) == (before.requests, before.rules)
+        asked = [name for name in names if name in trial.changed] if is_alike else names
+        answers |= {answer.name: answer for answer in node_answers(trial, pod, asked)}
+        holders, before = nearest_holders(trial, pod, [*answers.values()]), pod
         if not holders or len(found) > MOST_HOLDERS:
             break
         found |= dict.fromkeys(holders)

@@ -113,8 +113,8 @@ class Upkeep:
                     continue
                 # Pods of a kind are refused for the same, each with a claim or annotation of its own.
                 text = str(self._state.refusal(pod) or texts[is_own])
-                if self._said.get(pod.uid) != (told := gist(text)):
-                    self._said[pod.uid] = told
+                if self._said.get(pod.uid) != (now_said := gist(text)):
+                    self._said[pod.uid] = now_said
                     written += 1
                     _log.info("pod waits", extra={"pod": str(pod.reference), "uid": pod.uid, "reason": text})
                     await self._context.report(pod.reference, EventReason.WAITING, text)
