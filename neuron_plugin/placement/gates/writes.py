@@ -45,9 +45,8 @@ WRITTEN_KEYS = (
 )
 """Every annotation that some placement writes, in any dialect: those that are taken off with it.
 
-Not the rank, which users may write, too.
+The rank is one only where the pod's index has several numbers: else it is the index, or what the user wrote.
 """
-_WITHOUT_PLACEMENT: JsonObject = {"annotations": dict.fromkeys(WRITTEN_KEYS), "labels": {NODE_KEY: None}}
 _NAME_FIELD = "metadata.name"
 
 
@@ -69,14 +68,13 @@ def nominate(pod: NeuronPod, node: str) -> ApiRequest:
 
 def release_plainly(pod: NeuronPod) -> ApiRequest:
     """Hand a pod to its scheduler without a node; what was planned for it goes."""
-    return _request(pod, _WITHOUT_PLACEMENT, spec=_released(pod))
+    return _request(pod, _without_placement(pod), spec=_released(pod))
 
 
 def release_among(pod: NeuronPod, without: Iterable[str]) -> ApiRequest:
     """Hand a pod to its scheduler, which may choose any node but those ``without`` a linked set for it."""
-    says = {**dict.fromkeys(WRITTEN_KEYS), RELEASED_KEY: "excluded", POD_UID_KEY: pod.uid}
-    spec = _released(pod, *_off(without))
-    return _request(pod, {**_WITHOUT_PLACEMENT, "annotations": says}, spec=spec)
+    says = {RELEASED_KEY: "excluded", POD_UID_KEY: pod.uid}
+    return _request(pod, _without_placement(pod, says), spec=_released(pod, *_off(without)))
 
 
 def kept_off(pod: NeuronPod, names: Iterable[str]) -> NeuronPod:
@@ -101,7 +99,14 @@ def group_annotations(rank: int | None, domain: Sequence[str], place: UltraServe
 
 def withdraw(pod: NeuronPod) -> ApiRequest:
     """Take a placement off a pod. The node affinity of a pod that was released stays: it cannot be taken back."""
-    return _request(pod, _WITHOUT_PLACEMENT)
+    return _request(pod, _without_placement(pod))
+
+
+def _without_placement(pod: NeuronPod, says: Mapping[str, str] | None = None) -> JsonObject:
+    """The ``metadata`` of a pod without what a placement has written, and with what it ``says`` instead."""
+    has_index = bool(pod.member and pod.member.rank and len(pod.member.rank) > 1)
+    written = (*WRITTEN_KEYS, *([RANK_KEY] if has_index else []))
+    return {"annotations": {**dict.fromkeys(written), **(says or {})}, "labels": {NODE_KEY: None}}
 
 
 def _released(pod: NeuronPod, *pins: Requirement) -> JsonObject:

@@ -302,6 +302,20 @@ async def test_a_worker_gets_its_place_back_though_its_group_spans_replicas_and_
     assert [gated.place(name) for name in surge] == ["", ""]
 
 
+async def test_a_pod_whose_placement_is_taken_off_keeps_its_index_as_its_rank(gated: GatesBench) -> None:
+    gated.node("a")
+    index = {"batch.kubernetes.io/job-completion-index": "0", "jobset.sigs.k8s.io/job-index": "1"}
+    gated.pod("train", NEURON, 8, group="train", size=1, labels=index)
+    await gated.place_all()
+    assert (gated.annotations("train")["neuron-plugin.io/rank"], gated.place("train")) == ("0", "a")
+    await gated.writer.withdraw(gated.record("train"), read_first=True)
+    gated.sync()
+    assert gated.place("train") == ""
+    member = gated.record("train").member
+    assert member
+    assert member.rank == (1, 0)
+
+
 async def test_a_replica_of_a_leader_worker_set_is_a_group_without_a_word_of_ours(gated: GatesBench) -> None:
     gated.node("a")
     for index in range(3):
