@@ -203,7 +203,7 @@ class ExtenderDaemon:
         )
         self._group_checks = GroupChecks(context, self._writer, settings.preflight, checked.namespace)
         # The room forgets what it has read where this replica does not lead soon: it comes last.
-        self._leadership.successors = (self._group_checks, self._room)
+        self._leadership.successors = (self._writer, self._group_checks, self._room)
         self._placer = Placer(context, self._writer, self._room, self._group_checks)
         self._upkeep = Upkeep(context, self._writer, self._placer, release_when_full=settings.release_after)
         self._events = NodeEvents(context)

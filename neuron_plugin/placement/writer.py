@@ -227,6 +227,15 @@ class Writer:
 
     # What became of writes whose answer was lost.
 
+    async def take_over(self) -> None:
+        """Forget what was assumed in an earlier term of this replica: another one may have given it away since.
+
+        A new leader lists once each write of an earlier term has landed, or never will. So what is not shown by now was
+        not written. What claims were allocated is shown by their own watch: ``settle`` looks it up.
+        """
+        for uid in [uid for uid, assumed in self._state.assumed.items() if not assumed.claims]:
+            self._state.forget(uid)
+
     def unseen(self) -> int:
         """Confirmed writes that the watch should have shown by now; asked from a scrape's thread, too."""
         return sum(pod.confirmed and self._is_due(pod) for pod in list(self._state.assumed.values()))

@@ -92,6 +92,17 @@ async def test_t40_what_may_still_land_stays_reserved_until_a_read_after_that_sa
     assert used == ([4, 4, 0] if reads else [4, 0, 0])
 
 
+async def test_t40_in_another_term_nothing_is_bound_as_it_was_chosen_in_an_earlier_one(bench: Bench) -> None:
+    """Meanwhile another replica led, to which the set was free: the write had not landed."""
+    pod = bench.waiting("pod", 4)
+    bench.fail(BINDS, CUT)
+    assert (await bench.bind(pod)).ending is Ending.UNKNOWN
+    bench.world.held("other", "node", DEVICE, "0,1,2,3")
+    await bench.writer.take_over()
+    outcome = await bench.bind(pod)
+    assert (outcome.ending, outcome.annotations["NEURON_DEVS"]) == (Ending.BOUND, "4,5,6,7")
+
+
 def lands(bench: Bench) -> None:
     """The write that was not answered takes effect after all."""
     (assumed,) = bench.world.state.assumed.values()

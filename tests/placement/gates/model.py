@@ -163,11 +163,15 @@ class Replica:
         await self.upkeep._withdraw_void()
         await self.upkeep._take_back_stuck()
 
+    async def take_over(self) -> None:
+        await self.writer.take_over()
+        await self.room.take_over()
+
     def lead(self) -> None:
         """Take over what the last leader has reserved, and then be ready."""
         if self.taking_over is None:
             self.follow()  # a new leader lists consistently
-            self.taking_over = asyncio.create_task(self.room.take_over())
+            self.taking_over = asyncio.create_task(self.take_over())
         elif self.taking_over.done():
             self.taking_over = None
             self.ready.met("leader")
