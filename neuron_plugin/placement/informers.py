@@ -198,11 +198,13 @@ class Informers:
         return {kind: followed.age_seconds() for kind, followed in self._followed.items()}
 
     async def list_consistently(self, timeout_seconds: float) -> None:
-        """Bring the pods to what the server knows now.
+        """Bring the pods, and claims where these are followed, to what the server knows now.
 
         Raises:
             ClusterError: the server did not answer within ``timeout_seconds``, or refused.
         """
+        if self._claims:
+            await self._claims.list_consistently(timeout_seconds)
         await self._pods.list_consistently(timeout_seconds)
 
     @property

@@ -231,9 +231,9 @@ class Writer:
         """Forget what was assumed in an earlier term of this replica: another one may have given it away since.
 
         A new leader lists once each write of an earlier term has landed, or never will. So what is not shown by now was
-        not written. What claims were allocated is shown by their own watch: ``settle`` looks it up.
+        not written.
         """
-        for uid in [uid for uid, assumed in self._state.assumed.items() if not assumed.claims]:
+        for uid in list(self._state.assumed):
             self._state.forget(uid)
 
     def unseen(self) -> int:

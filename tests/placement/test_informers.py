@@ -152,6 +152,15 @@ async def test_a_replica_that_has_just_started_knows_which_plugins_gave_their_le
     await asyncio.gather(running, return_exceptions=True)
 
 
+async def test_e04_what_a_new_leader_knows_of_claims_is_what_the_server_has(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    informers = Informers(api, ClusterState(), TYPES, dra_driver=DRA_DRIVER)
+    server.create(RESOURCE_CLAIMS, {"metadata": {"name": "c"}, "spec": claim_spec(exactly(count=4))}, "default")
+    await informers.list_consistently(5)
+    assert set(informers.claims) == {("default", "c")}
+
+
 async def test_e04_a_pod_is_unbound_while_it_lives_and_has_no_node(
     server: StandInApiServer, api: KubernetesApi
 ) -> None:
