@@ -155,7 +155,7 @@ async def test_a_replica_that_has_just_started_knows_which_plugins_gave_their_le
 async def test_e04_what_a_new_leader_knows_of_claims_is_what_the_server_has(
     server: StandInApiServer, api: KubernetesApi
 ) -> None:
-    informers = Informers(api, ClusterState(), TYPES, dra_driver=DRA_DRIVER)
+    informers = Informers(api, ClusterState(), TYPES, dra_driver=DRIVER)
     server.create(RESOURCE_CLAIMS, {"metadata": {"name": "c"}, "spec": claim_spec(exactly(count=4))}, "default")
     await informers.list_consistently(5)
     assert set(informers.claims) == {("default", "c")}
