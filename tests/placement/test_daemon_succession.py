@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.cluster.leases import Terms
 from neuron_plugin.placement.context import Times
 from neuron_plugin.placement.daemon import ControllerTimes
 from neuron_plugin.placement.settings import ExtenderSettings
+from neuron_plugin.simulation import ExtenderCallError
 from neuron_plugin.simulation.api_server_kinds import PODS
 from tests.support.api_server import Fault, Match, StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest
@@ -84,6 +88,26 @@ async def test_e04_a_leader_that_cannot_renew_stops_binding_before_another_may_s
 
         server.forgive()
         await extender.ready()
+
+
+async def test_e04_in_its_next_term_a_leader_has_forgotten_what_it_assumed_and_does_not_know_the_end_of(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    server.create_node(node_manifest("node", TRN1))
+    # Without looks at assumed pods in between.
+    async with extender_on(api, ELECTED, replace(QUICK, settle=600.0)) as extender:
+        await extender.ready()
+        pod = await add_pod(server, extender, pod_manifest("pod", DEVICE, 4))
+        server.fail(Fault(match=BINDING, drop=True))
+        async with StandInScheduler(extender.url) as scheduler:
+            with pytest.raises(ExtenderCallError, match="its cores stay reserved for a while"):
+                await scheduler.bind(pod, "node")
+        assert extender.daemon.state.assumed
+        server.fail(Fault(match=Match(path="/leases/neuron-extender"), status=500, times=10_000))
+        await until(lambda: extender.daemon.ready.why_not)
+        server.forgive()
+        await extender.ready()
+        assert not extender.daemon.state.assumed
 
 
 async def test_killed_between_assume_and_confirmation_and_started_again_the_state_is_the_lists(
