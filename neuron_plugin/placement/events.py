@@ -121,6 +121,12 @@ class NodeEvents:
             await self._context.report(pod, EventReason.NO_PREEMPTION, note)
 
 
+async def say_waiting(context: Context, pod: PodReference, why: str) -> None:
+    """Write why a pod waits into the log and into an event on it."""
+    _log.info("pod waits", extra={"pod": str(pod), "uid": pod.uid, "reason": why})
+    await context.report(pod, EventReason.WAITING, why)
+
+
 def gist(text: str) -> str:
     """A reason without its numbers: how many nodes say so is no news."""
     return "".join(letter for letter in text if not letter.isdigit())

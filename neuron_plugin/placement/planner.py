@@ -21,7 +21,7 @@ from neuron_plugin.allocation import NeuronPod, PodUid
 from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.allocation.keys import GATE
 from neuron_plugin.placement.context import PAUSE_FACTOR, Context
-from neuron_plugin.placement.events import gist
+from neuron_plugin.placement.events import gist, say_waiting
 from neuron_plugin.placement.room import Room
 from neuron_plugin.placement.state import in_line
 from neuron_plugin.planning import Judgement, Move, MoveRules, Scene, Standing, judge_all
@@ -121,7 +121,7 @@ class Planner:
             pod, text = one.pod, "" if has_own_event else one.text
             if pod.rules.gates != (GATE,) and text and self._said.get(pod.uid) != gist(text):
                 self._said[pod.uid] = gist(text)
-                await self._context.report(pod.reference, EventReason.WAITING, text)
+                await say_waiting(self._context, pod.reference, text)
 
     async def _keep_for_groups(self, judged: Sequence[Judgement]) -> None:
         """Of a group for which room is made, keep what fits already, too."""

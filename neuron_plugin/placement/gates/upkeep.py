@@ -24,7 +24,7 @@ from neuron_plugin.cluster.api import JsonObject, send
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.cluster.writes import evict_pod
 from neuron_plugin.placement.context import PAUSE_FACTOR, Context
-from neuron_plugin.placement.events import gist
+from neuron_plugin.placement.events import gist, say_waiting
 from neuron_plugin.placement.gates.placer import Placer
 from neuron_plugin.placement.writer import Writer
 from neuron_plugin.planning import Judgement, Scene, judge_all
@@ -116,8 +116,7 @@ class Upkeep:
                 if self._said.get(pod.uid) != (now_said := gist(text)):
                     self._said[pod.uid] = now_said
                     written += 1
-                    _log.info("pod waits", extra={"pod": str(pod.reference), "uid": pod.uid, "reason": text})
-                    await self._context.report(pod.reference, EventReason.WAITING, text)
+                    await say_waiting(self._context, pod.reference, text)
 
     def _judge(self, scene: Scene, pods: Iterable[NeuronPod]) -> list[Judgement]:
         """Each kind by itself: what one would get keeps another from nothing, as none of them fits."""
