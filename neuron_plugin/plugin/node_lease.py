@@ -76,7 +76,7 @@ class NodeLease:
         """The text that the Lease had before this plugin wrote it; None as long as the Lease has not been read."""
         self._lease = node_lease(namespace, node)
         self._node = node
-        self._set_times = times
+        self._configured = times
         self._times = times
         self._counted_at = float("-inf")
         self._seen: Lease | None = None
@@ -131,8 +131,8 @@ class NodeLease:
         if now - self._counted_at >= COUNT_SECONDS:
             self._counted_at = now
             with suppress(ClusterError):
-                nodes = await count_of(api, NODES, timeout_seconds=self._set_times.renew)
-                self._times = self._set_times.spread_over(nodes)
+                nodes = await count_of(api, NODES, timeout_seconds=self._configured.renew)
+                self._times = self._configured.spread_over(nodes)
 
     async def _renew(self, api: ApiServer) -> None:
         try:
