@@ -28,7 +28,7 @@ from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.reserves import ReserveRecord, cores_text, is_sick
 from neuron_plugin.planning.groups import members_to_come, spare_nodes
 from neuron_plugin.planning.judgement import anchors_of
-from neuron_plugin.planning.scene import Place, rank_key, spare_key
+from neuron_plugin.planning.scene import Place, rank_key, rank_text, spare_key
 from neuron_plugin.topology import CoreMask
 
 LEAST_PRIORITY = -(2**31)
@@ -189,7 +189,7 @@ class GroupPlaces:
             )
             if mask and key not in self._state.reserved and not is_taken:
                 self._come_on(group)
-                self._keep_place(group, key, f"{group[1]} rank {'.'.join(map(str, member.rank))}", before.node, mask)
+                self._keep_place(group, key, f"{group[1]} rank {rank_text(member.rank)}", before.node, mask)
 
     def _had(self, pod: NeuronPod) -> CoreMask:
         """The cores of a bound pod, which may be gone."""

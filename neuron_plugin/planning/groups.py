@@ -37,7 +37,7 @@ from neuron_plugin.allocation.placement import cores_asked, fitting, place, plac
 from neuron_plugin.planning.choice import PreferenceOrder
 from neuron_plugin.planning.domains import Domains, Path, common_depth
 from neuron_plugin.planning.rules import node_scores
-from neuron_plugin.planning.scene import Allowed, Place, Scene, rank_key
+from neuron_plugin.planning.scene import Allowed, Place, Scene, rank_key, rank_text
 from neuron_plugin.topology import CoreMask, Geometry
 
 MOST_COMMON = 10
@@ -181,7 +181,7 @@ def members_to_come(
     for rank in ((*of_job, number) for number in range(least)):
         if member and rank not in ranks:
             to_come = GroupMember(group, member.size, rank, wish=member.wish)
-            reference = PodReference(PodUid(rank_key(group, rank)), group[0], f"{group[1]} rank {rank[-1]}")
+            reference = PodReference(PodUid(rank_key(group, rank)), group[0], f"{group[1]} rank {rank_text(rank)}")
             made.append(replace(template, reference=reference, member=to_come))
     return made
 

@@ -292,22 +292,22 @@ def nearest_holders(scene: Scene, pod: NeuronPod, answers: Sequence[NodeAnswer])
     """
     own = {other.uid for other in scene.cluster.members_of(pod.group)} if pod.group else set()
     ways = [
-        (
-            (
-                one.weight,
-                not are_old_pods(scene, pod, one.holders),
-                sum(ledger.mask_of(holder.uid).bit_count() for holder in one.holders),
-            ),
-            (*one.holders, *one.reserved_for),
-        )
+        (answer.name, one)
         for answer in answers
         if len(answer.reasons) == 1
-        for ledger in [scene.node(answer.name).ledger]
         for one in answer.blocked
-        if not one.unhealthy
+        if not one.unhealthy and own.isdisjoint(other.uid for other in (*one.holders, *one.reserved_for))
     ]
-    others = [(weight, pods) for weight, pods in ways if own.isdisjoint(other.uid for other in pods)]
-    return min(others, key=lambda way: way[0])[1] if others else ()
+    least = min((one.weight for _, one in ways), default=None)
+    best: BlockedSet | None = min(
+        ((name, one) for name, one in ways if one.weight == least),
+        key=lambda way: (
+            not are_old_pods(scene, pod, way[1].holders),
+            sum(scene.node(way[0]).ledger.mask_of(holder.uid).bit_count() for holder in way[1].holders),
+        ),
+        default=("", None),
+    )[1]
+    return (*best.holders, *best.reserved_for) if best else ()
 
 
 def are_old_pods(scene: Scene, pod: NeuronPod, others: Sequence[PodReference]) -> bool:

@@ -163,7 +163,12 @@ def rank_of(pod: NeuronPod) -> tuple[bool, tuple[int, ...], str]:
 
 def rank_key(group: GroupName, rank: tuple[int, ...]) -> str:
     """The name of a rank of a group, which no pod's UID is."""
-    return f"{'/'.join(group)}#{'.'.join(map(str, rank))}"
+    return f"{'/'.join(group)}#{rank_text(rank)}"
+
+
+def rank_text(rank: tuple[int, ...]) -> str:
+    """A rank for people: ``3``, or ``1.3`` where a job or replica has a number, too."""
+    return ".".join(map(str, rank))
 
 
 class Scene:

@@ -22,7 +22,7 @@ from neuron_plugin.allocation import Capacity, NeuronPod, NodeInfo, Placement, P
 from neuron_plugin.allocation.narrowing import usable_mask
 from neuron_plugin.allocation.placement import placement_mask
 from neuron_plugin.planning.budgets import Budget, beyond_budgets, budget_text, is_protected
-from neuron_plugin.planning.scene import Cluster, Scene, rank_of
+from neuron_plugin.planning.scene import Cluster, Scene, rank_of, rank_text
 from neuron_plugin.topology import CoreMask, valid_sets
 from neuron_plugin.wording import first_of
 
@@ -390,7 +390,7 @@ def _drain_warnings(cluster: Cluster, pods: Sequence[NeuronPod]) -> Iterator[str
     for group, size in {pod.member.group: pod.member.size for pod in pods if pod.member}.items():
         lost = sorted((pod for pod in pods if pod.group == group), key=rank_of)
         number = size or len(cluster.members_of(group))
-        ranks = [str(pod.member.rank[-1]) for pod in lost if pod.member and pod.member.rank]
+        ranks = [rank_text(pod.member.rank) for pod in lost if pod.member and pod.member.rank]
         which = f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}" if len(ranks) == len(lost) else str(len(lost))
         names = ", ".join(pod.reference.name for pod in lost)
         if number > 1:
