@@ -60,6 +60,16 @@ def test_the_move_that_makes_room_for_a_waiting_pod_is_shown(cli: Cli, kubeconfi
     assert " ".join(move) == "for default/big: default/small from trn-1 to trn-2, device 8"
 
 
+def test_pods_that_wait_for_the_same_reason_have_one_sentence(
+    cli: Cli, server: StandInApiServer, kubeconfig: Path
+) -> None:
+    for number in range(4):
+        server.create_pod(pod_manifest(f"seven-{number}", NEURON, 7))
+    shown = cli("plan", "--kubeconfig", kubeconfig, "--lease-namespace", "").out
+    (line,) = [line for line in shown.splitlines() if "seven-3" not in line and "seven-0, " in line]
+    assert line.startswith("default/seven-0, default/seven-1, default/seven-2 and 1 other: 0 of 2 Neuron nodes: ")
+
+
 def test_what_is_lost_counts_from_the_last_checkpoint(cli: Cli, server: StandInApiServer, kubeconfig: Path) -> None:
     (before,) = plan(cli, kubeconfig)["waiting"]
     server.delete_pod("default", "small", grace_seconds=0)

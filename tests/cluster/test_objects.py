@@ -15,7 +15,17 @@ from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.cluster import Pod
 from neuron_plugin.cluster.api import ApiError, DecodeError, UnreachableError
 from neuron_plugin.cluster.client import KubernetesApi
-from neuron_plugin.cluster.objects import LEASES, NODES, Lease, Node, Scope, decode_event, pages, parse_version
+from neuron_plugin.cluster.objects import (
+    LEASES,
+    NODES,
+    Lease,
+    Node,
+    Scope,
+    count_of,
+    decode_event,
+    pages,
+    parse_version,
+)
 from neuron_plugin.cluster.pods import PODS, neuron_pod
 from tests.support.api_server import Fault, StandInApiServer
 
@@ -359,6 +369,13 @@ async def test_t50_a_collection_is_read_in_pages_of_five_hundred(server: StandIn
     assert [node.name for page in found for node in page.records] == [f"n{number:04}" for number in range(1001)]
     assert len({page.version for page in found}) == 1
     assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+async def test_objects_are_counted_by_a_page_of_one(server: StandInApiServer, api: KubernetesApi, number: int) -> None:
+    for node in range(number):
+        server.create_node({"metadata": {"name": f"node-{node}"}})
+    assert await count_of(api, NODES, timeout_seconds=5) == number
 
 
 async def test_the_scope_narrows_every_page(server: StandInApiServer, api: KubernetesApi, pod: Manifest) -> None:

@@ -386,6 +386,13 @@ def test_e06_what_cannot_be_followed_is_a_problem(world: World, described: dict[
     assert status.containers == ()
 
 
+def test_what_keeps_waiting_pods_off_all_nodes_is_no_problem_of_one_that_is_bound(world: World) -> None:
+    world.node("node", "inf2.48xlarge")
+    says = {"NEURON_CORES": "0", "neuron-plugin.io/allow-devices": "x"}
+    manifest = pod_manifest("pod", CORE, 1, node="node", annotations=says)
+    assert pod_view(world.state, record_of(manifest)).status.problem == ""
+
+
 @pytest.mark.parametrize(
     ("manifest", "state"),
     [

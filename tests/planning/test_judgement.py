@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from neuron_plugin.allocation import NeuronPod, PodUid, Resource
-from neuron_plugin.allocation.keys import GATE, GROUP_KEY, GROUP_SIZE_KEY, MOVABLE_KEY
+from neuron_plugin.allocation.keys import GATE, GROUP_KEY, GROUP_SIZE_KEY, MOVABLE_KEY, POD_UID_KEY, RELEASED_KEY
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.planning import Judgement, Scene, Standing, judge_all
 from neuron_plugin.planning.judgement import judge
@@ -112,6 +112,17 @@ def test_a_pod_that_no_scheduler_looks_at_says_by_whom_pods_are_served_here(worl
     )
 
 
+def test_a_pod_that_was_handed_over_is_not_said_to_be_unseen_in_the_moment_before_its_scheduler_sees_it(
+    world: World,
+) -> None:
+    world.show_node(offered("trn"))
+    manifest = waiting(world, "served", 1)
+    manifest["metadata"] |= {"creationTimestamp": "2026-01-01T00:00:00Z"}
+    manifest["metadata"]["annotations"] = {RELEASED_KEY: "excluded", POD_UID_KEY: manifest["metadata"]["uid"]}
+    world.show(manifest)
+    assert judged(world, "served", now=1.8e9).standing is Standing.FITS
+
+
 OLD_PODS = "The old pods of the same Deployment hold it: with strategy.rollingUpdate.maxSurge 0 they end first"
 
 
@@ -124,7 +135,7 @@ def of_rollout(world: World, name: str, template: str, node: str = "", **more: A
 
 @pytest.mark.parametrize("stranger_on", ["a", "z"])
 def test_the_old_pod_of_a_deployment_is_in_the_way_of_the_new_one(world: World, stranger_on: str) -> None:
-    for name in ("trn", stranger_on):
+    for name in sorted(("trn", stranger_on)):
         world.show_node(offered(name))
     world.held("stranger", stranger_on, NEURON, SIXTEEN)
     of_rollout(world, "old", "aaaa", "trn")
