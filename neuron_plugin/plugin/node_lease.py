@@ -57,7 +57,7 @@ class LeaseTimes:
     def spread_over(self, nodes: int) -> LeaseTimes:
         """The times in a cluster of so many nodes.
 
-        By default all plugins together renew 50 times a second at most, or with more than 500 nodes as often as kubelets.
+        By default all plugins together renew 50 times a second at most; with more than 500 nodes as often as kubelets.
         """
         stretch = min(max(nodes / FEW_NODES, 1.0), MOST_STRETCH)
         return LeaseTimes(self.duration * stretch, self.renew * stretch)
