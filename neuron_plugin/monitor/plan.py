@@ -45,6 +45,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What to plan: the waiting pods, a ``drain`` of a node, a pod of a ``shape`` such as ``neuron=4``, or nothing.
 
     ``idle``: list what containers have and do not use. ``namespace``: report only waiting pods and containers of it.
+    ``most_victims`` of 0: no move is looked for.
     """
 
     namespace: str = ""
@@ -73,7 +74,8 @@ class MoveReport(msgspec.Struct, frozen=True, rename="camel"):
 class PodReport(msgspec.Struct, frozen=True, rename="camel"):
     """The prospects of a pod. Without a ``node`` there are none, and ``reason`` says why. ``lost`` in device-hours.
 
-    ``in_the_way`` are pods, and ``lacks`` is for how many pods of its group there is no room.
+    ``sentence`` is the beginning of the reason: why it waits, without what would help. ``in_the_way`` are pods, and
+    ``lacks`` is for how many pods of its group there is no room.
     """
 
     pod: str
@@ -88,6 +90,7 @@ class PodReport(msgspec.Struct, frozen=True, rename="camel"):
     ids: str = ""
     in_the_way: tuple[str, ...] = ()
     lacks: int = 0
+    sentence: str = ""
 
 
 class PlanReport(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
@@ -113,6 +116,11 @@ class PlanReport(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
         """The pods that it is about, each once, as NAMESPACE/NAME."""
         about = [pod.pod for pod in self.waiting] + [move.pod for move in self.drained]
         return dict.fromkeys([*about, *self.stuck, *(container.pod for container in self.idle)])
+
+    @property
+    def why_waiting(self) -> dict[str, str]:
+        """Why pods wait, by NAMESPACE/NAME: of those that have no room now."""
+        return {pod.pod: pod.sentence for pod in self.waiting if pod.sentence}
 
     def of(self, names: Container[str]) -> PlanReport:
         """What it says of these pods."""
@@ -152,7 +160,7 @@ async def plan(state: ClusterState, options: PlanOptions) -> PlanReport:
         neuron = tuple((container.resource.value, container.count * 1000) for container in shape)
         reference = PodReference(PodUid("new"), "", "new pod")
         waiting = [NeuronPod(reference, shape, priority=options.priority, rules=PodRules(neuron=neuron))]
-    rules = MoveRules(options.most_victims, options.by_priority)
+    rules = MoveRules(options.most_victims, options.by_priority) if options.most_victims else None
     judged = await asyncio.to_thread(judge_all, Scene(cluster), waiting, now=time.time(), rules=rules)
     if options.namespace and not shape:  # all are judged: what is promised to one is not there for the next
         judged = [judgement for judgement in judged if judgement.pod.reference.namespace == options.namespace]
@@ -198,6 +206,7 @@ def _pod_report(cluster: Cluster, judged: Judgement) -> PodReport:
         ids,
         tuple(map(str, judged.in_the_way)),
         judged.lacks,
+        judged.sentence,
     )
 
 
