@@ -11,7 +11,7 @@ from neuron_plugin.allocation.utilization import ContainerUtilization
 from neuron_plugin.monitor.views import time_at
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.topology import Geometry, cores_in
-from neuron_plugin.wording import named_ids
+from neuron_plugin.wording import unit_of
 
 _HOUR = 3600
 
@@ -20,7 +20,7 @@ class IdleReport(msgspec.Struct, frozen=True, rename="camel"):
     """What one container has and has not used since ``idle_since``.
 
     ``device_hours`` is how much that is: so many devices, or parts of them, for so long. ``controller`` makes the pod
-    again, as KIND/NAME; empty without one. ``ids`` is a text for people.
+    again, as KIND/NAME; empty without one. ``unit`` is ``device`` of whole devices, else ``core``.
     """
 
     pod: str
@@ -28,7 +28,7 @@ class IdleReport(msgspec.Struct, frozen=True, rename="camel"):
     node: str
     devices: tuple[int, ...]
     cores: tuple[int, ...]
-    ids: str
+    unit: str
     idle_since: datetime
     device_hours: float
     memory_bytes: int
@@ -65,7 +65,7 @@ def _report(
         node=pod.node,
         devices=tuple(devices),
         cores=tuple(cores),
-        ids=named_ids(geometry, allocation.mask),
+        unit=unit_of(geometry, allocation.mask),
         idle_since=since,
         device_hours=round(hours * len(cores) / geometry.cores_per_device, 3),
         memory_bytes=used.memory_bytes,

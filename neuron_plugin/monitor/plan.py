@@ -31,7 +31,6 @@ from neuron_plugin.planning import (
     shape_text,
 )
 from neuron_plugin.topology import Unit, cores_in
-from neuron_plugin.wording import named
 
 MOST_NAMES = 10
 """Nodes named when another one is not known."""
@@ -60,7 +59,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 class MoveReport(msgspec.Struct, frozen=True, rename="camel"):
     """One pod that goes from a node to another, or to another set of the same, with its new ids.
 
-    ``ids`` is a text for people: whole devices, or cores.
+    ``unit`` is what it asks for: ``device`` or ``core``.
     """
 
     pod: str
@@ -68,7 +67,7 @@ class MoveReport(msgspec.Struct, frozen=True, rename="camel"):
     target: str
     devices: tuple[int, ...]
     cores: tuple[int, ...]
-    ids: str = ""
+    unit: str = ""
 
 
 class PodReport(msgspec.Struct, frozen=True, rename="camel"):
@@ -87,7 +86,7 @@ class PodReport(msgspec.Struct, frozen=True, rename="camel"):
     lost: float
     moves: tuple[MoveReport, ...]
     reason: str = ""
-    ids: str = ""
+    unit: str = ""
     in_the_way: tuple[str, ...] = ()
     lacks: int = 0
     sentence: str = ""
@@ -192,7 +191,7 @@ def _reported(cluster: Cluster, judged: Iterable[Judgement], fitting: dict[str, 
 def _pod_report(cluster: Cluster, judged: Judgement) -> PodReport:
     move = judged.move
     node, placement = (move.node, move.placement) if move else judged.place or ("", ())
-    devices, cores, ids = _id_texts(cluster, node, placement) if node else ((), (), "")
+    devices, cores, unit = _set_of(cluster, node, placement) if node else ((), (), "")
     return PodReport(
         _name(judged.pod),
         shape_text(judged.pod.requests),
@@ -203,7 +202,7 @@ def _pod_report(cluster: Cluster, judged: Judgement) -> PodReport:
         round(move.loss, 3) if move else 0.0,
         tuple(move_report(cluster, victim) for victim in move.victims) if move else (),
         "" if move else judged.text,
-        ids,
+        unit,
         tuple(map(str, judged.in_the_way)),
         judged.lacks,
         judged.sentence,
@@ -212,20 +211,19 @@ def _pod_report(cluster: Cluster, judged: Judgement) -> PodReport:
 
 def move_report(cluster: Cluster, relocation: Relocation) -> MoveReport:
     """A relocation for people."""
-    texts = _id_texts(cluster, relocation.target, relocation.placement)
-    return MoveReport(_name(relocation.pod), relocation.source, relocation.target, *texts)
+    has = _set_of(cluster, relocation.target, relocation.placement)
+    return MoveReport(_name(relocation.pod), relocation.source, relocation.target, *has)
 
 
 def _name(pod: NeuronPod) -> str:
     return str(pod.reference) if pod.reference.namespace else pod.reference.name
 
 
-def _id_texts(cluster: Cluster, node: str, placement: Placement) -> tuple[tuple[int, ...], tuple[int, ...], str]:
-    """The devices that some sets touch, their cores, and a text for people."""
+def _set_of(cluster: Cluster, node: str, placement: Placement) -> tuple[tuple[int, ...], tuple[int, ...], str]:
+    """The devices that some sets touch, their cores, and the unit that was asked for."""
     inventory, mask = cluster.nodes[node].inventory, placement_mask(placement)
     if inventory is None:
         return (), (), ""
     devices, cores = inventory.geometry.devices_touched(mask), cores_in(mask)
     in_devices = all(container.request.resource.unit is Unit.DEVICE for container in placement)
-    unit, ids = (Unit.DEVICE, list[int](devices)) if in_devices else (Unit.CORE, list[int](cores))
-    return tuple(map(int, devices)), tuple(map(int, cores)), named(unit, ids)
+    return tuple(map(int, devices)), tuple(map(int, cores)), Unit.DEVICE if in_devices else Unit.CORE
