@@ -229,8 +229,8 @@ def group_check_manifest(
     request = ContainerRequest(first.get("name", ""), ContainerKind.APP, resource, len(ids))
     assignment = Assignment((ContainerAssignment(request, ids),), round(place.at * 1e9))
     names, addresses = (",".join(texts) for texts in zip(*nodes, strict=True))
-    told = {"RANK": place.rank, "SIZE": place.size, "NODES": names, "ADDRESSES": addresses}
-    variables = check_variables(geometry, mask) | {f"NEURON_PREFLIGHT_{key}": value for key, value in told.items()}
+    group_variables = {"RANK": place.rank, "SIZE": place.size, "NODES": names, "ADDRESSES": addresses}
+    variables = check_variables(geometry, mask) | {f"NEURON_PREFLIGHT_{key}": value for key, value in group_variables.items()}
     digest = hashlib.sha256(f"{place.group} {place.at}".encode()).hexdigest()[:_DIGEST]
     metadata = {
         "name": f"group-{digest}-{place.rank}",

@@ -1,11 +1,11 @@
-"""What kube-scheduler's own plugins say of a pod on a node, besides Neuron: filters, and what the pod prefers.
+"""kube-scheduler's own rules for a pod on a node, besides Neuron: filters and preferences.
 
-Pure functions of what pods and nodes say, and of which pods are where. They follow kube-scheduler 1.36
-(pkg/scheduler/framework/plugins) and are held against what a real one has left to thousands of pods
+Pure functions of the pods' and nodes' specs, and of the pods' places. They follow kube-scheduler 1.36
+(pkg/scheduler/framework/plugins) and are tested against the verdicts of a real one on thousands of pods
 (``tests/planning/verdicts``). A reason is a predicate of the node, such as ``is cordoned``: it is counted over nodes.
 
-A placement by gates pins a pod to its node by node affinity. Topology spread then looks at that node only, and
-kube-scheduler keeps a hard spread no more. So it is judged here as the pod was written, and is ours to keep.
+A placement by gates pins a pod to its node by node affinity. Topology spread then looks at that node only, so
+kube-scheduler no longer enforces a hard spread. It is judged and enforced here, as the pod was written.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ _CORDON = Taint("node.kubernetes.io/unschedulable", "NoSchedule")
 _HARD_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
 _SOFT_EFFECT = "PreferNoSchedule"
 _TAKEN_BY_OTHERS = frozenset({"cpu", "memory"})
-"""What pods without Neuron take, too."""
+"""Resources that pods without Neuron take, too."""
 _HOSTNAME = "kubernetes.io/hostname"
 _MOST_SCORE = 100
 """framework.MaxNodeScore."""
 MOST_PREFERENCES = 64
-"""Distinct preferred node affinities of which the nodes are remembered."""
+"""Distinct preferred node affinities whose nodes are remembered."""
 _WEIGHTS = {"taints": 3, "nodes": 2, "pods": 2, "spread": 2}
-"""Of kube-scheduler's default plugins (pkg/scheduler/apis/config/v1/default_plugins.go)."""
+"""Weights of kube-scheduler's default plugins (pkg/scheduler/apis/config/v1/default_plugins.go)."""
 
 
 # A node by itself: NodeUnschedulable, TaintToleration, NodeAffinity.
 
 
 def objections(pod: PodRules, name: str, node: NodeRules) -> Iterator[str]:
-    """Why kube-scheduler does not place the pod on the node of this name, whatever pods and volumes there are."""
+    """Why kube-scheduler does not place the pod on the node of this name, apart from other pods and volumes."""
     if node.cordoned and not _is_tolerated(pod, _CORDON):
         yield "is cordoned"
     for taint in node.taints:
@@ -84,9 +84,9 @@ def _is_selected(pod: PodRules, name: str, labels: Mapping[str, str]) -> bool:
 
 
 def shortages(pod: PodRules, node: NodeRules, use: NodeUse) -> Iterator[str]:
-    """What the node has too little of for the pod, beside the pods that use it.
+    """The resources that are too short on the node for the pod, beside the pods that use it.
 
-    A node that does not say how many pods it takes has room for more.
+    A node without a number of pods has no limit of pods.
     """
     allocatable = dict(node.allocatable)
     for name, asked in pod.needs:
@@ -101,10 +101,10 @@ def shortages(pod: PodRules, node: NodeRules, use: NodeUse) -> Iterator[str]:
 
 
 def neuron_shortages(pod: PodRules, node: NodeRules, use: NodeUse) -> Iterator[tuple[str, int, int]]:
-    """Of which Neuron resource kube-scheduler counts too little: its name, how many it counts, how many are asked for.
+    """The Neuron resources that kube-scheduler counts too few of: name, count, and number asked for.
 
-    kube-scheduler counts each resource name by itself, whatever is really free. What pods have under one name lowers
-    what the kubelet offers under the others, some seconds later.
+    kube-scheduler counts each resource name by itself, not the free devices. If pods have devices under one name, the
+    kubelet offers fewer under the others, some seconds later.
     """
     offered = dict(node.neuron)
     for name, asked in pod.neuron:
@@ -114,7 +114,7 @@ def neuron_shortages(pod: PodRules, node: NodeRules, use: NodeUse) -> Iterator[t
 
 
 def most_beside(pod: PodRules, node: NodeRules, use: NodeUse) -> int | None:
-    """How many pods that ask for the same fit a node by kube-scheduler's counts; None if nothing bounds them."""
+    """How many pods with this request fit a node by kube-scheduler's counts; None if unbounded."""
     has = dict((*node.allocatable, *node.neuron))
     asked = [(name, amount) for name, amount in (*pod.needs, *pod.neuron) if amount and (name != "pods" or name in has)]
     counts = [max(has.get(name, 0) - use.amounts.get(name, 0), 0) // amount for name, amount in asked]
@@ -149,7 +149,7 @@ class SpreadNodes:
     def of(self, pod: PodRules, spread: Spread, keys: Sequence[str]) -> tuple[Mapping[str, str], Mapping[str, int]]:
         """The domain of each node that counts, and how many nodes each domain has.
 
-        A node counts that has all the ``keys`` of the pod's constraints, and that the policies do not leave out.
+        A node counts if it has all the ``keys`` of the pod's constraints and the policies include it.
         """
         by_affinity = (pod.node_selector, pod.terms) if spread.honors_affinity else None
         key = spread.topology_key, tuple(keys), by_affinity, pod.tolerations if spread.honors_taints else None
@@ -161,7 +161,7 @@ class SpreadNodes:
         return domains, counted
 
     def forget(self, name: str) -> None:
-        """This node is another one now."""
+        """This node has changed."""
         for known in self._known.values():
             self._look(name, *known)
 
@@ -221,7 +221,7 @@ class PreferredNodes:
         yield from (by_sum[total] for total in sorted(by_sum, reverse=True) if by_sum[total])
 
     def forget(self, name: str) -> None:
-        """This node is another one now."""
+        """This node has changed."""
         for terms, known in self._known.items():
             self._look(name, terms, *known)
 

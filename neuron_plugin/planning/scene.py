@@ -376,8 +376,8 @@ class Scene:
         domains = near if len(near.levels) > 1 else None
         unwilling, own = self.choices.unwilling(pod.rules), pod.rules.prefers_nodes
         if when is PreferenceOrder.FIRST or not (own or unwilling):
-            for called in self.allowed(pod).best_first() if own else (allowed,):
-                both = _Both(called, allowed) if own else allowed
+            for preferred in self.allowed(pod).best_first() if own else (allowed,):
+                both = _Both(preferred, allowed) if own else allowed
                 name = answers.best(both, unwilling.union(skipped), self.changed, domains=domains)
                 if name or unwilling:
                     break
