@@ -57,8 +57,9 @@ MOST_CAPACITIES = 32_768
 MOST_DEMANDS = 32
 """Distinct demands remembered, with constraints and without; a cluster's workloads have few."""
 MOST_RULES = 1_024
-"""Distinct rules of pods of which the nodes are remembered, by CPU, selectors and all else: each workload has its own.
-Together they name no more nodes than ``MOST_DEMANDS`` rules would that leave all.
+"""Distinct rules of pods (CPU, selectors and so on) whose nodes are remembered: each workload has its own.
+
+Together they name at most as many nodes as ``MOST_DEMANDS`` rules that leave every node.
 """
 
 MOST_EQUALS = 128

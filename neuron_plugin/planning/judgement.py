@@ -249,7 +249,7 @@ def doubt_text(doubt: str) -> str:
 
 
 def _standing(scene: Scene, pod: NeuronPod, answers: Sequence[NodeAnswer]) -> Standing:
-    """Of a pod that fits nowhere now. Free devices where it may not go itself count, too: others can move there."""
+    """The standing of a pod that fits nowhere now. Free devices where it may not go count: others can move there."""
     eligible, free = scene.eligible(pod), Counter[Geometry]()
     kinds: dict[tuple[Geometry, CoreMask, object], bool] = {}
     possible = set[Geometry]()
@@ -484,8 +484,7 @@ def _victims_in(
     now: float,
     ways_for: Callable[[NeuronPod], Sequence[MoveRules]],
 ) -> tuple[list[NeuronPod], list[Relocation]]:
-    """At least as many pods of a group as are missing, and the victims on these nodes for them.
-    """
+    """At least as many pods of a group as are missing, and the victims on these nodes; none if they do not suffice."""
     served, left, victims = list[NeuronPod](), list[NeuronPod](), list[Relocation]()
     for pod in waiting:
         if found := trial.best(pod, allowed=Allowed(trial, pod, among_nodes=names)):

@@ -1,7 +1,7 @@
 """The full answer of each node to a pod, and the sentence that sums the answers up.
 
-A reason is a predicate of the node, such as ``is cordoned``: it is counted over nodes. kube-scheduler's counts are
-reasons, too: a node that is full for kube-scheduler is not free.
+A reason is a predicate of the node, such as ``is cordoned``, so nodes are counted by reason. kube-scheduler's counts
+give reasons, too. A node that looks free but is full for kube-scheduler is not free.
 """
 
 from __future__ import annotations

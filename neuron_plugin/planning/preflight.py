@@ -1,8 +1,8 @@
 """The next step of a node's pre-flight check: begin, wait, or end the check, and record the result.
 
-A node is checked by a pod that has all of its devices: when it is new, after a reboot, and when all devices are healthy
-again after one was not. No pod is moved for it: it begins once the node is empty. An obstacle ends by itself or in
-``unable``, so nothing waits for ever.
+A node is checked by a pod that has all of its devices: when it is new, after a reboot, and when all its devices have
+recovered. No pod is moved for it: it begins once the node is empty. An obstacle ends by itself or in ``unable``, so
+nothing waits for ever.
 
 A group may ask to be checked as a whole before it starts: by a pod at each of its places, which run together.
 """
@@ -28,11 +28,11 @@ _DEVICE = re.compile(r"\bdevice=(\d{1,3})\b", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class PreflightRules:
-    """Seconds: ``timeout`` is how long a check may take, and how long one may be kept from running.
+    """Seconds: ``timeout`` bounds a check's run, and the time that it may be kept from running.
 
-    ``retry`` is after how long a check that has not passed is made again; 0 for by hand only. ``again`` is the pause
-    before a check that its kubelet refused is tried again, ``late`` how much longer than ``timeout`` a kubelet may need
-    to end one. ``closes``: a node stays closed whose check cannot run.
+    A check that has not passed is made again after ``retry``; 0 for by hand only. ``again`` is the pause after a check
+    that its kubelet refused. A kubelet may need ``late`` longer than ``timeout`` to end a check. ``closes``: a node
+    whose check cannot run stays closed.
     """
 
     timeout: float = 600.0
