@@ -9,11 +9,11 @@ Pods may share a claim. Its devices count for the first live pod that it is rese
 only have to be on the same node.
 
 Claims of a gated pod are allocated before the pod is handed to its scheduler, and taken back with its place.
-kube-scheduler accepts an allocated claim and runs no allocator for it
-(pkg/scheduler/framework/plugins/dynamicresources). It only reserves the claim for the pod. A taint on the devices keeps
-kube-scheduler's allocator off, because nothing else keeps two allocators apart. An allocated claim has a finalizer,
-which is written first. Each write carries the version that was read, so one of two writers gets a conflict. If a pod's
-claims were allocated but its own PATCH was not sent, the claims give its place: the next leader completes it.
+kube-scheduler accepts an allocated claim as it is (pkg/scheduler/framework/plugins/dynamicresources). It runs no
+allocator for it. It only reserves the claim for the pod. A taint on the devices keeps kube-scheduler's allocator off,
+because nothing else keeps two allocators apart. An allocated claim has a finalizer, which is written first. Each write
+carries the version that was read, so one of two writers gets a conflict. If a pod's claims were allocated but its own
+PATCH was not sent, the claims give its place: the next leader completes it.
 """
 
 from __future__ import annotations

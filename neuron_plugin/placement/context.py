@@ -33,7 +33,7 @@ class Times:
     ``write`` bounds a write that places a pod, ``read`` a look at its result. ``landing`` is how long after its start
     an unanswered write may still take effect. A confirmed one may go unseen by the watch for ``doubt`` before it is
     looked up. A pod waits for ``refused`` after the API server refused a write of it. Pods are sent to a node one by
-    one, each at most ``admission`` after the last if the last has no devices by then.
+    one: the next when the last has its devices, or after ``admission``.
 
     A bind call is answered within ``answer``, which is below the scheduler's own time-out.
 

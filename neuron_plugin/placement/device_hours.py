@@ -43,7 +43,7 @@ SAVE_SECONDS = 120
 LONGEST_SECONDS = 120
 """A longer time without a look counts as unseen."""
 MOST_AHEAD_SECONDS = 3600
-"""An account may end this long after the present, as clocks differ or are set back: it waits. Beyond, it was wrong."""
+"""An account may end this long after now, as clocks differ or are set back: it waits. Beyond, the clock was wrong."""
 END_SECONDS = 1.5
 """Time limit of the last write."""
 _log = logging.getLogger(__name__)
