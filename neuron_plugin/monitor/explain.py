@@ -198,7 +198,7 @@ def explain(asked: Question) -> Explanation:
 
 
 def _domains_of_group(scene: Scene, pod: NeuronPod) -> list[GroupDomain]:
-    """The domains of the level that a pod's group wishes for, else of the lowest that could hold it.
+    """The domains of the level that a pod's group wishes for, else of the lowest level that could hold it.
 
     Those with its pods come first, then those with the most free.
     """

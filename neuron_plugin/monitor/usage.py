@@ -40,7 +40,7 @@ class UsageOptions(msgspec.Struct, frozen=True):
 
 
 class UsageRow(msgspec.Struct, frozen=True, rename="camel"):
-    """The device-hours of one name and type, by state. What ``by`` does not name is empty, as is a missing owner."""
+    """The device-hours of one name and type, by state. A missing owner is empty, as are fields outside ``by``."""
 
     namespace: str
     workload: str
