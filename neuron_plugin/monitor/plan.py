@@ -45,6 +45,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What to plan: the waiting pods, a ``drain`` of a node, a pod of a ``shape`` such as ``neuron=4``, or nothing.
 
     ``idle``: list containers' unused devices. ``namespace``: report only its waiting pods and containers.
+    ``most_victims`` of 0: no move is looked for.
     """
 
     namespace: str = ""
@@ -73,7 +74,8 @@ class MoveReport(msgspec.Struct, frozen=True, rename="camel"):
 class PodReport(msgspec.Struct, frozen=True, rename="camel"):
     """The planned place of a pod. Without a ``node``, ``reason`` says why there is none. ``lost`` is in device-hours.
 
-    ``in_the_way`` are pods, and ``lacks`` is the number of its group's pods without room.
+    ``sentence`` begins the reason: why the pod waits, without what would help. ``in_the_way`` are pods, and ``lacks`` is
+    the number of its group's pods without room.
     """
 
     pod: str
@@ -88,6 +90,7 @@ class PodReport(msgspec.Struct, frozen=True, rename="camel"):
     ids: str = ""
     in_the_way: tuple[str, ...] = ()
     lacks: int = 0
+    sentence: str = ""
 
 
 class PlanReport(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
@@ -112,6 +115,11 @@ class PlanReport(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
         """The pods in the report, each once, as NAMESPACE/NAME."""
         about = [pod.pod for pod in self.waiting] + [move.pod for move in self.drained]
         return dict.fromkeys([*about, *self.stuck, *(container.pod for container in self.idle)])
+
+    @property
+    def why_waiting(self) -> dict[str, str]:
+        """Why pods without room wait, by NAMESPACE/NAME."""
+        return {pod.pod: pod.sentence for pod in self.waiting if pod.sentence}
 
     def of(self, names: Container[str]) -> PlanReport:
         """The part of the report about these pods."""
@@ -150,7 +158,7 @@ async def plan(state: ClusterState, options: PlanOptions) -> PlanReport:
         neuron = tuple((container.resource.value, container.count * 1000) for container in shape)
         reference = PodReference(PodUid("new"), "", "new pod")
         waiting = [NeuronPod(reference, shape, priority=options.priority, rules=PodRules(neuron=neuron))]
-    rules = MoveRules(options.most_victims, options.by_priority)
+    rules = MoveRules(options.most_victims, options.by_priority) if options.most_victims else None
     judged = await asyncio.to_thread(judge_all, Scene(cluster), waiting, now=time.time(), rules=rules)
     if options.namespace and not shape:  # all are judged: a set promised to one pod is not free for the next
         judged = [judgement for judgement in judged if judgement.pod.reference.namespace == options.namespace]
@@ -196,6 +204,7 @@ def _pod_report(cluster: Cluster, judged: Judgement) -> PodReport:
         ids,
         tuple(map(str, judged.in_the_way)),
         judged.lacks,
+        judged.sentence,
     )
 
 

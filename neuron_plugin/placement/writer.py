@@ -264,7 +264,7 @@ class Writer:
                 self.adopt(replace(assumed, since=self._context.clock.now()), seen)
 
     def adopt(self, assumed: AssumedPod, seen: NeuronPod) -> None:
-        """The pod is where we wanted it: count what it says it was assigned, if it says so clearly."""
+        """The pod is where we wanted it: count its own assignment, if that can be read."""
         if seen.uid in self._state.assumed:
             pod = seen if isinstance(seen.assignment, Assignment) else assumed.pod
             self._state.assume(replace(assumed, pod=pod, confirmed=True))
