@@ -74,8 +74,8 @@ class MoveReport(msgspec.Struct, frozen=True, rename="camel"):
 class PodReport(msgspec.Struct, frozen=True, rename="camel"):
     """The planned place of a pod. Without a ``node``, ``reason`` says why there is none. ``lost`` is in device-hours.
 
-    ``sentence`` begins the reason: why the pod waits, without what would help. ``in_the_way`` are pods, and ``lacks`` is
-    the number of its group's pods without room.
+    ``sentence`` begins the reason: why the pod waits, without what would help. ``in_the_way`` are pods, and ``lacks``
+    is the number of its group's pods without room.
     """
 
     pod: str
