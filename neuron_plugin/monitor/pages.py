@@ -1,7 +1,7 @@
 """``GET /inspect[/NODE]``, ``/explain/NAMESPACE/POD``, ``/plan`` and ``/usage``: for people at a terminal.
 
-Plain text by default, JSON for ``?format=json``; plan and usage are always JSON. Answers that take long are worked out
-in threads, from records that do not change: only the request waits for them.
+Plain text by default, JSON for ``?format=json``; plan and usage are always JSON. Slow answers are made in threads, from
+immutable records: only the request waits for them.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class MonitorPages:
         self._monitors: list[Monitor] = []
 
     def routes(self, state: ClusterState, api: ApiServer, ready: Readiness) -> list[web.RouteDef]:  # noqa: ARG002 - a protocol
-        """What is served."""
+        """The routes of all pages."""
         monitor = Monitor(state, ready)
         self._monitors.append(monitor)
         return [*monitor.routes(), *inspection_routes(state, ready)]
 
     def guard(self) -> list[Middleware]:
-        """Nothing is asked of callers."""
+        """No middleware: callers need no credentials."""
         return []
 
     def metrics(self, state: ClusterState, *, leading: bool) -> Iterable[Metric]:
@@ -118,7 +118,7 @@ def inspection_routes(state: ClusterState, ready: Readiness) -> list[web.RouteDe
 
 
 def inspect_text(nodes: Iterable[NodeInfo], *, details: bool) -> str:
-    """A table of nodes; with ``details`` also who has what, and why a node is closed."""
+    """A table of nodes; with ``details`` also the pods on their devices, and why a node is closed."""
     rows, below = [_HEADINGS], []
     for info in nodes:
         cells = ("-", "-", "-", "-")

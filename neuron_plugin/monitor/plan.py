@@ -1,4 +1,4 @@
-"""What a plan says: what would make room for waiting pods, what a drain takes, and how many more pods fit.
+"""Plans: how to make room for waiting pods, how to drain a node, and how many more pods fit.
 
 The extender's ``/plan``, the command line at an API server, and a cluster in a file are planned by this one function.
 """
@@ -37,13 +37,13 @@ MOST_NAMES = 10
 
 
 class UnknownNodeError(ValueError):
-    """The node of a drain has no Neuron devices, or is not there."""
+    """The node of a drain has no Neuron devices, or does not exist."""
 
 
 class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What to plan: the waiting pods, a ``drain`` of a node, a pod of a ``shape`` such as ``neuron=4``, or nothing.
 
-    ``idle``: list what containers have and do not use. ``namespace``: report only waiting pods and containers of it.
+    ``idle``: list containers' unused devices. ``namespace``: report only its waiting pods and containers.
     ``most_victims`` of 0: no move is looked for.
     """
 
@@ -71,10 +71,10 @@ class MoveReport(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class PodReport(msgspec.Struct, frozen=True, rename="camel"):
-    """The prospects of a pod. Without a ``node`` there are none, and ``reason`` says why. ``lost`` in device-hours.
+    """The planned place of a pod. Without a ``node``, ``reason`` says why there is none. ``lost`` is in device-hours.
 
-    ``sentence`` is the beginning of the reason: why it waits, without what would help. ``in_the_way`` are pods, and
-    ``lacks`` is for how many pods of its group there is no room.
+    ``sentence`` begins the reason: why the pod waits, without what would help. ``in_the_way`` are pods, and ``lacks``
+    is the number of its group's pods without room.
     """
 
     pod: str
@@ -93,11 +93,10 @@ class PodReport(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class PlanReport(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """The document. ``fitting`` is how many pods of the shape fit each node, ``stuck`` what cannot be drained.
+    """The document. ``fitting`` is how many pods of the shape fit each node; ``stuck`` pods cannot be drained.
 
-    ``reasons`` says why, of the stuck ones. ``warnings`` say what ``kubectl drain`` would say. ``idle`` are containers
-    that use nothing of what they have, the most device-hours first, and ``unknown`` is of how many containers it is not
-    known.
+    ``reasons`` says why pods are stuck. ``warnings`` are those of ``kubectl drain``. ``idle`` are containers that use
+    none of their devices, the most device-hours first; ``unknown`` is the number of containers with unknown use.
     """
 
     version: int = 1
@@ -112,17 +111,17 @@ class PlanReport(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 
     @property
     def pods(self) -> Iterable[str]:
-        """The pods that it is about, each once, as NAMESPACE/NAME."""
+        """The pods in the report, each once, as NAMESPACE/NAME."""
         about = [pod.pod for pod in self.waiting] + [move.pod for move in self.drained]
         return dict.fromkeys([*about, *self.stuck, *(container.pod for container in self.idle)])
 
     @property
     def why_waiting(self) -> dict[str, str]:
-        """Why pods wait, by NAMESPACE/NAME: of those that have no room now."""
+        """Why pods without room wait, by NAMESPACE/NAME."""
         return {pod.pod: pod.sentence for pod in self.waiting if pod.sentence}
 
     def of(self, names: Container[str]) -> PlanReport:
-        """What it says of these pods."""
+        """The part of the report about these pods."""
         return msgspec.structs.replace(
             self,
             waiting=tuple(pod for pod in self.waiting if pod.pod in names),
@@ -142,8 +141,7 @@ async def plan(state: ClusterState, options: PlanOptions) -> PlanReport:
     """Plan with a state.
 
     Raises:
-        DemandError: the shape is none.
-        UnknownNodeError: the node of the drain is not there.
+        DemandError: the shape is none. UnknownNodeError: the node of the drain does not exist.
     """
     if options.idle:
         idle, unmeasured = idle_containers(state, time.time(), options.namespace)
@@ -161,13 +159,13 @@ async def plan(state: ClusterState, options: PlanOptions) -> PlanReport:
         waiting = [NeuronPod(reference, shape, priority=options.priority, rules=PodRules(neuron=neuron))]
     rules = MoveRules(options.most_victims, options.by_priority) if options.most_victims else None
     judged = await asyncio.to_thread(judge_all, Scene(cluster), waiting, now=time.time(), rules=rules)
-    if options.namespace and not shape:  # all are judged: what is promised to one is not there for the next
+    if options.namespace and not shape:  # all are judged: a set promised to one pod is not free for the next
         judged = [judgement for judgement in judged if judgement.pod.reference.namespace == options.namespace]
     return _reported(cluster, judged, how_many_fit(cluster, waiting[0]) if shape else {})
 
 
 def unknown_node(state: ClusterState, name: str) -> UnknownNodeError:
-    """The error about a node that is not there, or has no Neuron devices; it names those that are."""
+    """The error about a node that does not exist, or has no Neuron devices; it names the existing ones."""
     names = sorted(name for name, info in state.nodes.items() if info.inventory)
     there = f"there are {', '.join(names[:MOST_NAMES])}{' and others' * (len(names) > MOST_NAMES)}"
     return UnknownNodeError(f"there is no node {name}: {there if names else 'none has Neuron devices'}")

@@ -1,4 +1,4 @@
-"""What is thought of waiting pods, as values: where they fit, why they wait, who would have to go. No I/O, no clock."""
+"""Judge waiting pods: where they fit, why they wait, which pods would have to go. Values only: no I/O, no clock."""
 
 from neuron_plugin.planning.choice import PACK, Choices
 from neuron_plugin.planning.judgement import Judgement, Standing, judge_all

@@ -1,4 +1,4 @@
-"""What a pod asks for, as a text that people write: ``neuron=4``."""
+"""A pod's request as a text that people write: ``neuron=4``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _RESOURCES = {resource.short_name: resource for resource in Resource}
 
 
 class DemandError(ValueError):
-    """A shape, mix or trace that cannot be used; the text names it and what was expected."""
+    """A shape, mix or trace that cannot be used; the text names it and the expected form."""
 
 
 def parse_shape(text: str) -> PodRequest:
