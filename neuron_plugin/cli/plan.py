@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from neuron_plugin.allocation.shapes import DemandError
 from neuron_plugin.allocation.utilization import duration_text
 from neuron_plugin.cli.cluster import (
     LOOK,
@@ -40,7 +41,7 @@ from neuron_plugin.cli.command import (
 )
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.monitor.plan import MoveReport, PlanOptions, PlanReport, UnknownNodeError, plan
-from neuron_plugin.planning import RULES, DemandError, Standing
+from neuron_plugin.planning import RULES, Standing
 from neuron_plugin.wording import first_of, named_set, plural
 
 MOST_PODS = 3

@@ -105,14 +105,13 @@ class Question(msgspec.Struct, frozen=True):
     """A pod, and all facts that its explanation depends on, as of one moment.
 
     ``bound_to`` is the node that the pod is bound to, being bound to or was placed on. ``released`` says why it was
-    handed to its scheduler without a place. ``refusal`` says why no node can serve the pod, ``move`` that room is being
-    made for it, and ``problem`` is the problem of its devices. ``now`` is in unix seconds.
+    handed to its scheduler without a place. ``move`` says that room is being made for it, and ``problem`` what is wrong
+    with its devices. ``now`` is in unix seconds.
     """
 
     cluster: Cluster
     pod: NeuronPod
     bound_to: str
-    refusal: Rejection | None
     move: str = ""
     released: str = ""
     problem: str = ""
@@ -129,7 +128,7 @@ def question(state: ClusterState, pod: NeuronPod, now: float = 0.0) -> Question:
         move = f"{cores} are reserved for it: it is placed there {when}."
     bound_to, released = state.bound_to(pod.uid) or pod.node, why_released(state, pod)
     problem = pod_problem(state, pod)
-    return Question(state.snapshot(), pod, bound_to, state.refusal(pod), move, released, problem, now)
+    return Question(state.snapshot(), pod, bound_to, move, released, problem, now)
 
 
 class UnknownPodError(Exception):
@@ -173,8 +172,8 @@ def explain(asked: Question) -> Explanation:
         return Explanation(
             name, request, "placed", text, scheduler=scheduler, gate=gate, domains=domains, more_domains=more
         )
-    if asked.refusal:
-        return Explanation(name, request, Standing.NEVER, str(asked.refusal), scheduler=scheduler, gate=gate)
+    if refusal := asked.cluster.refusal(pod):
+        return Explanation(name, request, Standing.NEVER, str(refusal), scheduler=scheduler, gate=gate)
     if not pod.requests:
         sentence = "The pod asks for no Neuron resource: it fits every node."
         return Explanation(name, "", Standing.FITS, sentence, scheduler=scheduler)

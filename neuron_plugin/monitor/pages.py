@@ -17,6 +17,7 @@ from prometheus_client import Metric
 
 from neuron_plugin.allocation import NodeInfo
 from neuron_plugin.allocation.resources import ranges
+from neuron_plugin.allocation.shapes import DemandError
 from neuron_plugin.cluster import ApiServer
 from neuron_plugin.monitor.api import Monitor
 from neuron_plugin.monitor.explain import UnknownPodError, explain, explain_text, find_pod, question
@@ -26,7 +27,6 @@ from neuron_plugin.monitor.use import use_metric
 from neuron_plugin.monitor.views import node_view
 from neuron_plugin.placement.leadership import CONDITION, Readiness
 from neuron_plugin.placement.state import ClusterState
-from neuron_plugin.planning import DemandError
 from neuron_plugin.topology import cores_in
 
 _HEADINGS = ("NODE", "TYPE", "FREE DEVICES", "ALLOCATED CORES", "PODS", "STATE")

@@ -14,6 +14,7 @@ import msgspec
 from neuron_plugin.allocation import NeuronPod, Placement, PodReference, PodUid
 from neuron_plugin.allocation.node_rules import PodRules
 from neuron_plugin.allocation.placement import placement_mask
+from neuron_plugin.allocation.shapes import parse_shape, shape_text
 from neuron_plugin.monitor.idle import IdleReport, idle_containers
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.planning import (
@@ -27,8 +28,6 @@ from neuron_plugin.planning import (
     drain,
     how_many_fit,
     judge_all,
-    parse_shape,
-    shape_text,
 )
 from neuron_plugin.topology import Unit, cores_in
 

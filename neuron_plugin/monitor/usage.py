@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from neuron_plugin.planning.device_hours import DAY, HOUR, MOST_DAYS, PARTS, Account
+from neuron_plugin.placement.account import DAY, HOUR, MOST_DAYS, PARTS, Account
 
 By = Literal["namespace", "workload", "node", "state"]
 _UNITS = {"h": HOUR, "d": DAY}

@@ -27,10 +27,11 @@ from neuron_plugin.allocation.keys import PREFIX, PREFLIGHT_GROUP_KEY, PREFLIGHT
 from neuron_plugin.allocation.placement import ContainerAssignment
 from neuron_plugin.cluster import Pod, Scope
 from neuron_plugin.cluster.pod_wire import NOT_ITS_OWN_ERROR, ContainerState, unix_seconds
+from neuron_plugin.placement.check_steps import CheckEnd, CheckPod, running_text, timed_out
 from neuron_plugin.placement.claims import Results
 from neuron_plugin.placement.reserves import ReserveRecord
 from neuron_plugin.placement.settings import PreflightSettings
-from neuron_plugin.planning.preflight import CheckEnd, CheckPod, GroupStanding, running_text, timed_out
+from neuron_plugin.planning.scene import GroupStanding
 from neuron_plugin.topology import CoreMask, Geometry, Unit
 
 BOOT_KEY = f"{PREFIX}boot-id"

@@ -20,10 +20,7 @@ from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError,
 from neuron_plugin.cluster.api import REQUEST_SECONDS, send
 from neuron_plugin.cluster.objects import CONFIG_MAPS, ConfigMap
 from neuron_plugin.cluster.writes import write_config_map
-from neuron_plugin.placement.context import Context
-from neuron_plugin.placement.leadership import CONDITION, SYNCED
-from neuron_plugin.placement.state import ClusterState
-from neuron_plugin.planning.device_hours import (
+from neuron_plugin.placement.account import (
     Account,
     AccountError,
     DeviceTime,
@@ -34,6 +31,9 @@ from neuron_plugin.planning.device_hours import (
     split_devices,
     write_account,
 )
+from neuron_plugin.placement.context import Context
+from neuron_plugin.placement.leadership import CONDITION, SYNCED
+from neuron_plugin.placement.state import ClusterState
 
 CONFIG_MAP = "neuron-device-hours"
 """In the namespace of the leader's Lease."""

@@ -5,7 +5,7 @@ members, and the pods of the check are made there, with the members' future devi
 placed. If one fails, the group avoids its node for a while, and is planned elsewhere.
 
 The pods of the check hold all of its state, so the next leader goes on where this one ended. Failed pods stay as long
-as their nodes are avoided, for their logs. ``planning.preflight`` judges them.
+as their nodes are avoided, for their logs. ``check_steps`` judges them.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from neuron_plugin.cluster.objects import pages
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.cluster.writes import create_pod
 from neuron_plugin.placement.check_pods import CheckedPlace, check_pod, check_scope, group_check_manifest, read_place
+from neuron_plugin.placement.check_steps import CheckEnd, CheckPod, group_verdict, named_devices, running_text
 from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.leadership import CONDITION
 from neuron_plugin.placement.preflight import EVENTS, delete_check, give_devices, rules_of
@@ -34,15 +35,7 @@ from neuron_plugin.placement.reserves import cores_text
 from neuron_plugin.placement.settings import PreflightSettings
 from neuron_plugin.placement.writer import Outcome, Writer
 from neuron_plugin.planning.groups import GroupPlan
-from neuron_plugin.planning.preflight import (
-    CheckEnd,
-    CheckPod,
-    GroupStanding,
-    group_verdict,
-    named_devices,
-    running_text,
-)
-from neuron_plugin.planning.scene import rank_of
+from neuron_plugin.planning.scene import GroupStanding, rank_of
 from neuron_plugin.wording import first_of, named
 
 MOST_EVENTS = 20

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 import msgspec
 
 from neuron_plugin.allocation import NeuronPod, PodReference, PodUid
-from neuron_plugin.planning.device_hours import Account
+from neuron_plugin.placement.account import Account
 
 HISTORY_SECONDS = 3600.0
 """How far back the time line goes."""

@@ -19,8 +19,8 @@ from neuron_plugin.allocation.group import GroupName
 from neuron_plugin.allocation.preflight import PreflightState
 from neuron_plugin.allocation.rejection import PREFLIGHT_DUE
 from neuron_plugin.build import build
+from neuron_plugin.placement.account import PARTS, Share
 from neuron_plugin.placement.state import ClusterState
-from neuron_plugin.planning.device_hours import PARTS, Share
 from neuron_plugin.planning.domains import common_depth
 from neuron_plugin.topology import Geometry, Unit, sets_by_count
 

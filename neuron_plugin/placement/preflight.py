@@ -1,7 +1,7 @@
 """The pre-flight checks of nodes: make, look at and delete their pods, and write the results.
 
 The leader looks periodically. The next step follows from the node's annotation, the pods of the checks and the time:
-see ``planning.preflight``. Nothing else is remembered, so the next leader goes on where this one ended. The pod of a
+see ``check_steps``. Nothing else is remembered, so the next leader goes on where this one ended. The pod of a
 check names its node: no scheduler places it, and so none evicts other pods for it. ``NodeInfo.unchecked`` keeps users'
 pods off the node.
 """
@@ -21,10 +21,18 @@ from neuron_plugin.cluster.objects import pages
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.cluster.writes import create_pod, delete_pod, describe_node
 from neuron_plugin.placement.check_pods import check_manifest, check_pod, check_results, check_scope
+from neuron_plugin.placement.check_steps import (
+    NOTHING,
+    CheckEnd,
+    CheckPod,
+    CheckStep,
+    PreflightRules,
+    next_step,
+    unable,
+)
 from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.settings import OnUnable, PreflightSettings
 from neuron_plugin.placement.writer import Outcome, Writer
-from neuron_plugin.planning.preflight import NOTHING, CheckEnd, CheckPod, CheckStep, PreflightRules, next_step, unable
 from neuron_plugin.topology import CoreMask
 
 EVENTS = {PreflightState.FAILED: EventReason.PREFLIGHT_FAILED, PreflightState.UNABLE: EventReason.PREFLIGHT_UNABLE}
@@ -192,5 +200,5 @@ async def give_devices(context: Context, writer: Writer, check: CheckPod, mask: 
 
 
 def rules_of(settings: PreflightSettings) -> PreflightRules:
-    """The settings as rules for ``planning.preflight``."""
+    """The settings as rules for ``check_steps``."""
     return PreflightRules(settings.timeout, settings.retry, settings.on_unable is OnUnable.CLOSED)

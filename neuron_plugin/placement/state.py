@@ -20,7 +20,6 @@ from types import MappingProxyType
 from neuron_plugin.allocation import (
     Assignment,
     Capacity,
-    Constraints,
     Dialect,
     NeuronNode,
     NeuronPod,
@@ -35,7 +34,7 @@ from neuron_plugin.allocation.group import GroupName, TopologyWish
 from neuron_plugin.allocation.keys import PREFLIGHT_KEY
 from neuron_plugin.allocation.node import Reservation, node_info
 from neuron_plugin.allocation.node_rules import NO_USE, NodeUse, node_use
-from neuron_plugin.allocation.pod import claim_user, unknown_products
+from neuron_plugin.allocation.pod import claim_user
 from neuron_plugin.allocation.preflight import CheckScope, preflight_seen
 from neuron_plugin.allocation.utilization import ContainerUtilization, Utilization
 from neuron_plugin.cluster.pods import PodUse
@@ -45,9 +44,8 @@ from neuron_plugin.planning import PACK, Choices, Cluster, Scene
 from neuron_plugin.planning.budgets import Budget
 from neuron_plugin.planning.choice import PreferenceOrder
 from neuron_plugin.planning.population import Population, placed_pod
-from neuron_plugin.planning.preflight import GroupStanding, why_not_checked
 from neuron_plugin.planning.rules import is_tight
-from neuron_plugin.planning.scene import current_members, kept_keys
+from neuron_plugin.planning.scene import GroupStanding, current_members, kept_keys
 from neuron_plugin.planning.volumes import Storage
 
 
@@ -202,14 +200,7 @@ class ClusterState:
 
     def refusal(self, pod: NeuronPod) -> Rejection | None:
         """Why no node can ever serve the pod: a field of it cannot be read, or names something unknown."""
-        constraints = pod.requests[0].constraints if pod.requests else None
-        products = constraints.products if isinstance(constraints, Constraints) else frozenset[str]()
-        least = self.least_of(pod.group) if pod.group else 0
-        refusal = pod.refusal or why_not_checked(pod, enabled=self.checked.groups, least=least)
-        if refusal or products <= self._products:
-            return refusal
-        seen = (info.node.facts.names for info in self._nodes.values())  # a self-made type is in no catalogue
-        return unknown_products(products, self._products.union(*seen))
+        return self._cluster().refusal(pod)
 
     def utilization_on(self, name: str) -> Utilization:
         """The utilization of cores by a node's containers, as its plugin has published it, by the names used here.
@@ -288,6 +279,7 @@ class ClusterState:
             checks_groups=self.checked.groups,
             roaming=self.roaming,
             avoided=self.avoided,
+            products=self._products,
         )
 
     def waiting(self) -> list[NeuronPod]:

@@ -3,7 +3,6 @@
 from neuron_plugin.planning.choice import PACK, Choices
 from neuron_plugin.planning.judgement import Judgement, Standing, judge_all
 from neuron_plugin.planning.scene import Cluster, Scene
-from neuron_plugin.planning.shapes import DemandError, parse_shape, shape_text
 from neuron_plugin.planning.victims import (
     PREEMPTION,
     RULES,

@@ -34,7 +34,6 @@ from neuron_plugin.planning.node_answers import (
     sentence_of,
 )
 from neuron_plugin.planning.population import likeness
-from neuron_plugin.planning.preflight import why_not_checked
 from neuron_plugin.planning.scene import Allowed, Place, Scene, rank_of
 from neuron_plugin.planning.victims import PREEMPTION, RULES, Move, MoveRules, Relocation, cheapest_move, device_hours
 from neuron_plugin.topology import CoreMask, Geometry
@@ -210,8 +209,7 @@ def judge(
 
 def _why_not_judged(scene: Scene, pod: NeuronPod, now: float) -> Judgement | None:
     """Why no node is looked at for a pod."""
-    least = scene.cluster.min_counts.get(pod.group, 0) if pod.group else 0
-    if refusal := pod.refusal or why_not_checked(pod, enabled=scene.cluster.checks_groups, least=least):
+    if refusal := scene.cluster.refusal(pod):
         return Judgement(pod, Standing.NEVER, sentence=str(refusal))
     if others := [gate for gate in pod.rules.gates if gate != GATE]:
         return Judgement(
@@ -355,8 +353,8 @@ def _judge_group(
     waiting = waiting_members(scene, group)
     members, least, checked = cluster.members_of(group), cluster.min_counts[group], cluster.check_of(first)
     missing = max(least - (len(members) - len(waiting)), 1)
-    refused = (why_not_checked(pod, enabled=cluster.checks_groups, least=least) for pod in members)
-    if why := str(next(filter(None, refused), "")) or ("" if len(waiting) < len(members) else checked.waits):
+    refusal = next(filter(None, map(cluster.refusal, members)), "")
+    if why := str(refusal) or ("" if len(waiting) < len(members) else checked.waits):
         return {pod.uid: Judgement(pod, Standing.GROUP, sentence=why) for pod in waiting}
     if len(waiting) < missing:
         leader = next((pod for pod in waiting if pod.member and pod.member.leads), None)

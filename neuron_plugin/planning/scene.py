@@ -16,6 +16,7 @@ from typing import Any
 
 from neuron_plugin.allocation import (
     Capacity,
+    Constraints,
     NeuronPod,
     NodeInfo,
     Placement,
@@ -24,14 +25,15 @@ from neuron_plugin.allocation import (
     Rejection,
 )
 from neuron_plugin.allocation.group import NO_WISH, GroupName, TopologyWish
+from neuron_plugin.allocation.keys import PREFLIGHT_KEY
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.allocation.node_rules import NodeUse, PlacedPod, PodRules
 from neuron_plugin.allocation.placement import place
+from neuron_plugin.allocation.pod import unknown_products
 from neuron_plugin.allocation.utilization import Utilization
 from neuron_plugin.planning.budgets import Budget
 from neuron_plugin.planning.choice import NO_USES, PACK, Choices, PreferenceOrder
 from neuron_plugin.planning.population import Altered, AnyPopulation, Population, likeness, placed_pod
-from neuron_plugin.planning.preflight import AVOIDED, NOT_AVOIDED, GroupStanding
 from neuron_plugin.planning.rules import (
     AmongPods,
     PodInCluster,
@@ -45,8 +47,21 @@ from neuron_plugin.planning.volumes import NO_STORAGE, NO_VOLUMES, PodVolumes, S
 MOST_TO_LOOK_AT = 1_000
 """Nodes times pods without a node. Up to this product, each node is checked for room that such pods need."""
 DID_NOT_TAKE = "has not taken a pod of the same controller lately"
+AVOIDED = "has failed the pre-flight check of the pod's group"
+NOT_CHECKED = Rejection("not-checked", "The pod's group is to be checked before it starts and cannot be")
 Place = tuple[str, Placement]
 """A node, and the sets of each container there."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStanding:
+    """The state of a group that is checked first: why it ``waits``, and the nodes where its check has failed lately."""
+
+    waits: str = ""
+    avoided: frozenset[str] = frozenset()
+
+
+NOT_AVOIDED = GroupStanding()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +78,7 @@ class Cluster:
     levels, if configured. ``utilization`` has by node how much containers use their cores. ``checks`` has the state of
     groups that are checked before they start, if ``checks_groups``. ``roaming`` are pods that were handed to their
     schedulers without a node and are not bound. ``avoided`` has by owner the nodes that did not take one of its pods
-    lately, each until some time.
+    lately, each until some time. ``products`` are the names of the catalogue.
     """
 
     nodes: Mapping[str, NodeInfo]
@@ -87,6 +102,32 @@ class Cluster:
     checks_groups: bool = True
     roaming: Mapping[PodUid, NeuronPod] = field(default_factory=dict)
     avoided: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    products: frozenset[str] = frozenset()
+
+    def refusal(self, pod: NeuronPod) -> Rejection | None:
+        """Why no node can ever serve a waiting pod: it cannot be read, names nothing, or its check cannot be made."""
+        if refusal := pod.refusal or self._why_not_checked(pod):
+            return refusal
+        constraints = pod.requests[0].constraints if pod.requests else None
+        products = constraints.products if isinstance(constraints, Constraints) else frozenset[str]()
+        if products <= self.products:
+            return None
+        seen = (info.node.facts.names for info in self.nodes.values())  # a self-made type is in no catalogue
+        return unknown_products(products, self.products.union(*seen))
+
+    def _why_not_checked(self, pod: NeuronPod) -> Rejection | None:
+        """Why the check that a pod's group asks for cannot be made."""
+        if not (pod.member and pod.member.preflight) or pod.place:
+            return None
+        why = ""
+        if not self.checks_groups:
+            why = "groups are not checked here: preflight.enabled and preflight.group.command of the chart switch it on"
+        elif not pod.gated:
+            why = "only groups that wait behind the placement gate are checked: set placement: gates in the chart"
+        elif not self.is_gang(pod):
+            why = "it is not said how many pods the group has: set neuron-plugin.io/group-size"
+        detail = f"annotation {PREFLIGHT_KEY} asks for a check of the group, and {why}. Or remove the annotation"
+        return replace(NOT_CHECKED, detail=detail) if why else None
 
     def check_of(self, pod: NeuronPod) -> GroupStanding:
         """The state of the check of a pod's group."""

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from neuron_plugin.allocation import NeuronNode, NeuronPod, NodeInventory, Rejection
-from neuron_plugin.allocation.keys import PREFLIGHT_KEY
+from neuron_plugin.allocation import NeuronNode, NodeInventory, Rejection
 from neuron_plugin.allocation.preflight import LONGEST_MESSAGE, Preflight, PreflightState, broken_devices
 from neuron_plugin.topology import MOST_DEVICES
 from neuron_plugin.wording import named
@@ -214,19 +213,6 @@ def group_verdict(checks: Sequence[CheckPod | None], begun: float, rules: Prefli
     return GroupVerdict(CheckEnd.RUNS, again=tuple(refused))
 
 
-@dataclass(frozen=True, slots=True)
-class GroupStanding:
-    """The state of a checked group: why it ``waits``, and the nodes where its check has failed lately."""
-
-    waits: str = ""
-    avoided: frozenset[str] = frozenset()
-
-
-NOT_AVOIDED = GroupStanding()
-AVOIDED = "has failed the pre-flight check of the pod's group"
-"""The predicate of such a node."""
-
-
 CHECKED_FIRST = "Its group is checked before it starts"
 """The beginning of the reason why a pod of such a group waits."""
 
@@ -234,21 +220,3 @@ CHECKED_FIRST = "Its group is checked before it starts"
 def running_text(ended: int, size: int) -> str:
     """Why a group waits while its check runs."""
     return f"{CHECKED_FIRST}: {ended} of {size} pods of its check have ended"
-
-
-def why_not_checked(pod: NeuronPod, *, enabled: bool, least: int) -> Rejection | None:
-    """Why the check that a waiting pod's group asks for cannot be made; None where it can, or none is asked for."""
-    if not (pod.member and pod.member.preflight) or pod.place:
-        return None
-    why = ""
-    if not enabled:
-        why = "groups are not checked here: preflight.enabled and preflight.group.command of the chart switch it on"
-    elif not pod.gated:
-        why = "only groups that wait behind the placement gate are checked: set placement: gates in the chart"
-    elif not least:
-        why = "it is not said how many pods the group has: set neuron-plugin.io/group-size"
-    detail = f"annotation {PREFLIGHT_KEY} asks for a check of the group, and {why}. Or remove the annotation"
-    return replace(NOT_CHECKED, detail=detail) if why else None
-
-
-NOT_CHECKED = Rejection("not-checked", "The pod's group is to be checked before it starts and cannot be")

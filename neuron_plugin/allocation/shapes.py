@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from neuron_plugin.allocation import ContainerKind, ContainerRequest, PodRequest, Resource
-from neuron_plugin.allocation.requests import parse_count
+from neuron_plugin.allocation.requests import ContainerKind, ContainerRequest, PodRequest, parse_count
+from neuron_plugin.allocation.resources import Resource
 
 _RESOURCES = {resource.short_name: resource for resource in Resource}
 
