@@ -20,7 +20,6 @@ from neuron_plugin.monitor.views import pod_problem, why_released
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.planning import Cluster, Scene, Standing, judge_all
 from neuron_plugin.planning.groups import lasting_cores
-from neuron_plugin.planning.judgement import note_of
 from neuron_plugin.planning.node_answers import BlockedSet, NodeAnswer, node_answers
 from neuron_plugin.topology import cores_in
 from neuron_plugin.wording import first_of, named, plural
@@ -188,7 +187,7 @@ def explain(asked: Question) -> Explanation:
         tuple(nodes),
         scheduler,
         judged.helps,
-        asked.move or (f"{note_of(judged.move)}." if judged.move else ""),
+        asked.move or (f"{judged.move.note}." if judged.move else ""),
         tuple(map(str, judged.in_the_way)),
         gate,
         domains,

@@ -18,7 +18,7 @@ import msgspec
 
 from neuron_plugin.allocation import NeuronPod, Rejection
 from neuron_plugin.allocation.event_reasons import EventReason
-from neuron_plugin.allocation.group import GroupName
+from neuron_plugin.allocation.group import GroupName, rank_key, rank_text, spare_key
 from neuron_plugin.allocation.placement import placement_mask
 from neuron_plugin.allocation.pod import assigned_allocations, mask_union
 from neuron_plugin.cluster import ApiError, ApiRequest, ClusterError
@@ -28,7 +28,7 @@ from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.reserves import ReserveRecord, cores_text, is_sick
 from neuron_plugin.planning.groups import members_to_come, spare_nodes
 from neuron_plugin.planning.judgement import anchors_of
-from neuron_plugin.planning.scene import Place, rank_key, rank_text, spare_key
+from neuron_plugin.planning.scene import Place
 from neuron_plugin.topology import CoreMask
 
 LEAST_PRIORITY = -(2**31)

@@ -31,13 +31,13 @@ from neuron_plugin.allocation import (
     Rejection,
 )
 from neuron_plugin.allocation.cost import tie_rank
-from neuron_plugin.allocation.group import NO_WISH, GroupMember, TopologyWish
+from neuron_plugin.allocation.group import NO_WISH, GroupMember, TopologyWish, rank_key, rank_text
 from neuron_plugin.allocation.narrowing import usable_mask
 from neuron_plugin.allocation.placement import cores_asked, fitting, place, placement_mask
 from neuron_plugin.planning.choice import PreferenceOrder
 from neuron_plugin.planning.domains import Domains, Path, common_depth
 from neuron_plugin.planning.rules import node_scores
-from neuron_plugin.planning.scene import Allowed, Place, Scene, rank_key, rank_text
+from neuron_plugin.planning.scene import Allowed, Place, Scene
 from neuron_plugin.topology import CoreMask, Geometry
 
 MOST_COMMON = 10
@@ -144,10 +144,8 @@ def place_group(
             places = {**kept, **found}
             if not places:
                 break
-            paths = [
-                trial.choices.domains.path(node) for node, _ in (*places.values(), *((a.node, ()) for a in anchors))
-            ]
-            return GroupPlan(places, paths[0][: common_depth(paths)])
+            nodes = (*(node for node, _ in places.values()), *(anchor.node for anchor in anchors))
+            return GroupPlan(places, trial.choices.domains.shared(nodes))
         most = max(most, len(kept) + found)
         number = min(number - 1, found)
     return GroupShort(search.why(len(others)), most, search.largest if most else None)

@@ -16,7 +16,8 @@ from neuron_plugin.allocation import (
     Rejection,
     Resource,
 )
-from neuron_plugin.allocation.group import GroupMember, TopologyWish
+from neuron_plugin.allocation.budgets import Budget
+from neuron_plugin.allocation.group import GroupMember, TopologyWish, spare_key
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.allocation.node_rules import (
     NodeRules,
@@ -31,6 +32,7 @@ from neuron_plugin.allocation.node_rules import (
 )
 from neuron_plugin.allocation.shapes import parse_shape
 from neuron_plugin.allocation.utilization import ContainerUtilization
+from neuron_plugin.allocation.volumes import Claim, Volume
 from neuron_plugin.planning import (
     PREEMPTION,
     Cluster,
@@ -43,11 +45,9 @@ from neuron_plugin.planning import (
     how_many_fit,
     still_possible,
 )
-from neuron_plugin.planning.budgets import Budget
 from neuron_plugin.planning.choice import NodeUses
 from neuron_plugin.planning.judgement import PREEMPTED_BY_NAME, judge_all
-from neuron_plugin.planning.scene import spare_key
-from neuron_plugin.planning.volumes import Claim, Storage, Volume
+from neuron_plugin.planning.volumes import Storage
 from neuron_plugin.topology import CoreMask, Geometry, Topology
 from tests.planning.clusters import (
     HOUR,
