@@ -27,7 +27,6 @@ from neuron_plugin.cluster.pods import PODS, neuron_pod
 from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.reserves import ReserveRecord, cores_text, is_sick
 from neuron_plugin.planning.groups import members_to_come, spare_nodes
-from neuron_plugin.planning.judgement import anchors_of
 from neuron_plugin.planning.scene import Place
 from neuron_plugin.topology import CoreMask
 
@@ -115,7 +114,7 @@ class GroupPlaces:
         if not missing or not are_placed or now < self._no_spares_until.get(group, now):
             return
         first, scene = members[0], self._state.scene()
-        nodes = spare_nodes(scene, first, scene.cluster.wish_of(first), anchors_of(scene, group))
+        nodes = spare_nodes(scene, first)
         if len(nodes) < len(missing):
             self._no_spares_until[group] = now + self._context.times.retry
         can_take_back = all(pod.preempts for pod in members)

@@ -46,7 +46,7 @@ from neuron_plugin.placement.reserves import (
     write_records,
 )
 from neuron_plugin.placement.writer import Outcome, Writer
-from neuron_plugin.planning import PREEMPTION, RULES, Move, MoveRules, Relocation, still_possible
+from neuron_plugin.planning import PREEMPTION, RULES, Move, MoveRules, Relocation
 from neuron_plugin.planning.population import PodKind
 
 MOST_READS = 10
@@ -418,7 +418,7 @@ class Room:
         waits = not self._state.bound_to(move.pod.uid) and move.pod.uid not in self._state.assumed
         alone = self.left_alone(victim.pod for victim in move.victims)
         cluster = replace(self._state.scene().cluster, left_alone=alone, protected=self.protected)
-        return waits and still_possible(cluster, move, PREEMPTION if move.preempts else self._rules)
+        return waits and move.is_possible(cluster, PREEMPTION if move.preempts else self._rules)
 
     # The records.
 

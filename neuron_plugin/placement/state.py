@@ -41,7 +41,7 @@ from neuron_plugin.allocation.utilization import ContainerUtilization, Utilizati
 from neuron_plugin.cluster.pods import PodUse
 from neuron_plugin.placement.changes import Changes
 from neuron_plugin.placement.history import History
-from neuron_plugin.planning import PACK, Choices, Cluster, Scene
+from neuron_plugin.planning import Choices, Cluster, Scene
 from neuron_plugin.planning.choice import PreferenceOrder
 from neuron_plugin.planning.population import Population
 from neuron_plugin.planning.scene import GroupStanding
@@ -135,7 +135,7 @@ class ClusterState:
         version: int = 0,
         products: frozenset[str] = frozenset(),
         *,
-        strategy: PlacementStrategy = PACK,
+        strategy: PlacementStrategy = PlacementStrategy.PACK,
         preferences: PreferenceOrder = PreferenceOrder.FIRST,
         levels: Collection[str] = (),
     ) -> None:

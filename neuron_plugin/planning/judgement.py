@@ -25,7 +25,7 @@ from neuron_plugin.allocation.budgets import Budget
 from neuron_plugin.allocation.keys import GATE
 from neuron_plugin.allocation.placement import cores_asked, place, placement_mask
 from neuron_plugin.allocation.pod import in_rank_order
-from neuron_plugin.planning.groups import Anchor, GroupPlan, domains_for, members_to_come, place_group
+from neuron_plugin.planning.groups import GroupPlan, anchors_of, domains_for, members_to_come, place_group
 from neuron_plugin.planning.node_answers import (
     LEFT,
     NodeAnswer,
@@ -321,16 +321,6 @@ def waiting_members(scene: Scene, group: tuple[str, str]) -> list[NeuronPod]:
     placed = {uid for info in scene.cluster.nodes.values() for uid in info.ledger.by_pod}
     members = scene.cluster.members_of(group)
     return in_rank_order(pod for pod in members if not (pod.place or pod.uid in placed))
-
-
-def anchors_of(scene: Scene, group: tuple[str, str]) -> list[Anchor]:
-    """Where pods of a group are already."""
-    return [
-        Anchor(name, mask)
-        for pod in scene.cluster.members_of(group)
-        for name in {pod.place, pod.node} - {""}
-        if (info := scene.cluster.nodes.get(name)) and (mask := info.ledger.mask_of(pod.uid))
-    ]
 
 
 def _judge_group(

@@ -32,7 +32,7 @@ from neuron_plugin.allocation.node_rules import NodeUse, PlacedPod, PodRules
 from neuron_plugin.allocation.placement import place
 from neuron_plugin.allocation.pod import current_members, unknown_products
 from neuron_plugin.allocation.utilization import Utilization
-from neuron_plugin.planning.choice import NO_USES, PACK, Choices, PreferenceOrder
+from neuron_plugin.planning.choice import NO_USES, Choices, PreferenceOrder
 from neuron_plugin.planning.population import Altered, AnyPopulation, Population, likeness
 from neuron_plugin.planning.rules import (
     AmongPods,
@@ -94,7 +94,7 @@ class Cluster:
     left_alone: Collection[PodUid] = ()
     protected: Collection[PodUid] = ()
     budgets: Collection[Budget] = ()
-    strategy: PlacementStrategy = PACK
+    strategy: PlacementStrategy = PlacementStrategy.PACK
     preferences: PreferenceOrder = PreferenceOrder.FIRST
     levels: Sequence[str] = ()
     utilization: Mapping[str, Utilization] = field(default_factory=dict)

@@ -87,6 +87,43 @@ class Move:
         """Whether the victims go because their priority is lower, with or without another place."""
         return any(not victim.target for victim in self.victims)
 
+    def is_possible(self, cluster: Cluster, rules: MoveRules) -> bool:
+        """Whether the move, found in an earlier state of the cluster, can be made as it is."""
+        scene = Scene(cluster)
+        waiting = cluster.pods.get(self.pod.uid)
+        if waiting is None or waiting.node or waiting.terminating:
+            return False
+        for victim in self.victims:
+            now, source = cluster.pods.get(victim.pod.uid), cluster.nodes.get(victim.source)
+            if now is None or source is None or source.ledger.mask_of(now.uid) != victim.had_mask:
+                return False
+            if not rules.may_move(cluster, now, waiting):
+                return False
+            scene.remove((now,), victim.source)
+        sets = [(waiting, self.node, self.placement)]
+        sets += [(victim.pod, victim.target, victim.placement) for victim in self.victims if victim.target]
+        for pod, name, placement in sets:
+            if name not in cluster.nodes or isinstance(scene.node(name).capacity, Rejection):
+                return False
+            mask = placement_mask(placement)
+            if mask & scene.own_node(pod, name).free_mask != mask or name not in scene.allowed(pod):
+                return False
+            scene.put(pod, name, placement)
+        return True
+
+    def made_on(self, nodes: Mapping[str, NodeInfo]) -> dict[str, NodeInfo]:
+        """The nodes that the move changes, with the move made and the waiting pod in its sets."""
+        changed: dict[str, NodeInfo] = {}
+        for victim in self.victims:
+            source = changed.get(victim.source) or nodes[victim.source]
+            changed[victim.source] = source.without({victim.pod.uid})
+        for name, pod, placement in (
+            (self.node, self.pod, self.placement),
+            *((victim.target, victim.pod, victim.placement) for victim in self.victims),
+        ):
+            changed[name] = (changed.get(name) or nodes[name]).with_pod(pod.reference, placement)
+        return changed
+
 
 @dataclass(frozen=True, slots=True)
 class MoveRules:
@@ -296,45 +333,6 @@ def rehome(
             scene.put(pod, *home)
             relocations.append(Relocation(pod, source.name, ledger.mask_of(pod.uid), *home))
     return tuple(relocations)
-
-
-def still_possible(cluster: Cluster, move: Move, rules: MoveRules) -> bool:
-    """Whether a move that was found in an earlier state of the cluster can be made as it is."""
-    scene = Scene(cluster)
-    waiting = cluster.pods.get(move.pod.uid)
-    if waiting is None or waiting.node or waiting.terminating:
-        return False
-    for victim in move.victims:
-        now, source = cluster.pods.get(victim.pod.uid), cluster.nodes.get(victim.source)
-        if now is None or source is None or source.ledger.mask_of(now.uid) != victim.had_mask:
-            return False
-        if not rules.may_move(cluster, now, waiting):
-            return False
-        scene.remove((now,), victim.source)
-    sets = [(waiting, move.node, move.placement)]
-    sets += [(victim.pod, victim.target, victim.placement) for victim in move.victims if victim.target]
-    for pod, name, placement in sets:
-        if name not in cluster.nodes or isinstance(scene.node(name).capacity, Rejection):
-            return False
-        mask = placement_mask(placement)
-        if mask & scene.own_node(pod, name).free_mask != mask or name not in scene.allowed(pod):
-            return False
-        scene.put(pod, name, placement)
-    return True
-
-
-def after(nodes: Mapping[str, NodeInfo], move: Move) -> dict[str, NodeInfo]:
-    """The nodes that a move changes, with the move made and the waiting pod in its sets."""
-    changed: dict[str, NodeInfo] = {}
-    for victim in move.victims:
-        source = changed.get(victim.source) or nodes[victim.source]
-        changed[victim.source] = source.without({victim.pod.uid})
-    for name, pod, placement in (
-        (move.node, move.pod, move.placement),
-        *((victim.target, victim.pod, victim.placement) for victim in move.victims),
-    ):
-        changed[name] = (changed.get(name) or nodes[name]).with_pod(pod.reference, placement)
-    return changed
 
 
 @dataclass(frozen=True, slots=True)
