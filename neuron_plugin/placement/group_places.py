@@ -55,8 +55,8 @@ class GroupPlaces:
     def take_over(self, record: ReserveRecord) -> None:
         """Go on keeping a place that the last leader has kept."""
         lasts = self._context.unix_seconds() < record.at + self._context.times.reserve or record.is_spare
-        waits = not record.is_for_pod or record.uid in self._state.gated
-        if lasts and waits and self._state.members_of(record.group_name):
+        waits = record.uid in self._state.gated
+        if lasts and (waits if record.is_for_pod else self._may_come(record.group_name, record.at)):
             self._groups.setdefault(record.group_name, record.at)
             self._keep(record)
 

@@ -269,11 +269,11 @@ def worker_set(size: int, workers: AnyJson, *, replicas: int = 1) -> AnyJson:
     return {"metadata": {"name": "serve"}, "spec": {"replicas": replicas, "leaderWorkerTemplate": template}}
 
 
-def lws(index: int, replica: int = 0) -> AnyJson:
+def lws(index: int, replica: int = 0, size: int = 3) -> AnyJson:
     """What LeaderWorkerSet writes on the pods of a replica."""
     prefix = "leaderworkerset.sigs.k8s.io/"
     labels = {f"{prefix}name": "serve", f"{prefix}group-index": str(replica), f"{prefix}worker-index": str(index)}
-    return {"labels": labels, "annotations": {f"{prefix}size": "3"}}
+    return {"labels": labels, "annotations": {f"{prefix}size": str(size)}}
 
 
 async def test_a_worker_gets_its_place_back_though_its_group_spans_replicas_and_another_one_waits(
@@ -474,6 +474,32 @@ async def test_a_group_that_is_made_again_gets_its_places_back(gated: GatesBench
         gated.pod(name, NEURON, 8, **lws(index))
     await gated.place_all()
     assert {name: (gated.place(name), gated.annotations(name)["NEURON_DEVS"]) for name in names} == before
+
+
+async def test_a_replica_whose_pods_are_all_gone_gets_its_places_back_from_the_next_leader(gated: GatesBench) -> None:
+    workers = {"containers": [container("main", NEURON, 8)]}
+    gated.server.create(LEADER_WORKER_SETS, worker_set(2, workers), "default")
+    gated.node("a")
+    names = ["serve-0", "serve-0-1"]
+    first = await leading(gated, "one")
+    for index, name in enumerate(names):
+        gated.pod(name, NEURON, 8, **lws(index, size=2))
+    await first.place_all()
+    for name in names:
+        first.bind(name, "a")
+    await first.step()
+    for name in names:
+        gated.server.delete_pod("default", name, grace_seconds=0)
+    await first.step()
+    await first.room.tend()
+    second = await leading(gated, "two")
+    await second.room.tend()
+    gated.pod("greedy", NEURON, 8)
+    await second.place_all()
+    for index, name in enumerate(names):
+        gated.pod(name, NEURON, 8, **lws(index, size=2))
+    await second.place_all()
+    assert [second.place(name) for name in ("greedy", *names)] == ["", "a", "a"]
 
 
 async def test_no_place_is_kept_for_a_rank_that_another_pod_has_by_now(gated: GatesBench) -> None:
