@@ -57,7 +57,7 @@ class GroupPlaces:
         lasts = self._context.unix_seconds() < record.at + self._context.times.reserve or record.is_spare
         waits = record.uid in self._state.gated
         if lasts and (waits if record.is_for_pod else self._may_come(record.group_name, record.at)):
-            self._groups.setdefault(record.group_name, record.at)
+            self._groups[record.group_name] = max(record.at, self._groups.get(record.group_name, record.at))
             self._keep(record)
 
     async def tend(self) -> None:

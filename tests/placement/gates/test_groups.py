@@ -680,3 +680,20 @@ async def test_a_spare_node_is_lent_to_pods_that_may_be_moved_where_they_fit_now
     await gated.place_all()
     assert [gated.place(name) for name in ("urgent", "nobody-s", "stays", "lent")] == ["", "", "", before["spare"]]
     assert "default/ring#spare.1" in gated.state.reserved, "it is lent, and kept still"
+
+
+async def test_the_place_of_a_lost_member_lasts_under_the_next_leader_though_its_group_began_long_ago(
+    gated: GatesBench,
+) -> None:
+    first = await leading(gated, "one")
+    before = await with_spare(first)
+    first.now += 2 * TIMES.reserve
+    gated.server.delete_pod("default", "ring-1-0", grace_seconds=0)
+    await first.step()
+    await first.room.tend()
+    second = await leading(gated, "two")
+    second.now = first.now
+    await second.room.tend()
+    again = member(second, 1, generation=1)
+    await second.place_all()
+    assert second.place(again) == before["ring-1-0"]
