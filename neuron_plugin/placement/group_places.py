@@ -53,11 +53,10 @@ class GroupPlaces:
         """By group that found too few whole nodes: when to look for spare nodes again."""
 
     def take_over(self, record: ReserveRecord) -> None:
-        """Go on keeping a place that the last leader has kept."""
-        lasts = self._context.unix_seconds() < record.at + self._context.times.reserve or record.is_spare
+        """Go on keeping a place that the last leader has kept; when the group came on last is not known."""
         waits = record.uid in self._state.gated
-        if lasts and (waits if record.is_for_pod else self._may_come(record.group_name, record.at)):
-            self._groups[record.group_name] = max(record.at, self._groups.get(record.group_name, record.at))
+        if waits if record.is_for_pod else self._may_come(record.group_name, record.at):
+            self._come_on(record.group_name)
             self._keep(record)
 
     async def tend(self) -> None:
