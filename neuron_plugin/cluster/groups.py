@@ -72,7 +72,7 @@ def group_member(
     exclusive = annotations.get(_LWS_EXCLUSIVE, "") if lws else ""
     if said.get(f"{_JOBSET}global-replicas", "") == "1":
         exclusive = annotations.get(JOBSET_EXCLUSIVE, "")  # of several Jobs each has a domain of its own
-    leads |= owner_kind == "StatefulSet" and labels.get(_POD_INDEX) == "0"
+    leads |= owner_kind == "StatefulSet" and f"{_LWS}worker-index" not in labels  # each may wait for the one before it
     group: GroupName = namespace, name
     wish = topology_wish(annotations)
     readable, unreadable = (NO_WISH, wish) if isinstance(wish, Rejection) else (wish, None)

@@ -419,8 +419,9 @@ class Placer:
         assumed = self._writer.assumed_at(leader, *plan.places[leader.uid])
         if not isinstance(assumed, AssumedPod):
             return False
-        place = self._ultraserver_places(plan, [leader, *others]).get(leader.uid)
-        said = {leader.uid: writes.group_annotations(0, plan.domain, place)}
+        place = self._ultraserver_places(plan, in_rank_order([*members, *others])).get(leader.uid)
+        rank = leader.member.rank if leader.member else None
+        said = {leader.uid: writes.group_annotations(rank[-1] if rank else 0, plan.domain, place)}
         self._hand_over_group(group, [assumed], said, [(pod, plan.places[pod.uid]) for pod in (leader, *others)])
         return True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from neuron_plugin.allocation.event_reasons import EventReason
@@ -120,6 +121,7 @@ def two_workers(gated: GatesBench) -> list[str]:
 async def leading(gated: GatesBench, holder: str) -> GatesBench:
     """A process of this name leads, and knows what the watches show."""
     other = GatesBench(gated.server, gated.api, None, holder)
+    other.now, other.created = gated.now, gated.created
     for node in gated.server.objects(NODES):
         other.world.show_node(node)
     other.sync()
@@ -682,18 +684,44 @@ async def test_a_spare_node_is_lent_to_pods_that_may_be_moved_where_they_fit_now
     assert "default/ring#spare.1" in gated.state.reserved, "it is lent, and kept still"
 
 
-async def test_the_place_of_a_lost_member_lasts_under_the_next_leader_though_its_group_began_long_ago(
-    gated: GatesBench,
-) -> None:
+async def test_the_places_of_a_group_last_under_the_next_leader_from_when_it_came_on(gated: GatesBench) -> None:
+    workers = {"containers": [container("main", NEURON, 16)]}
+    gated.server.create(LEADER_WORKER_SETS, worker_set(2, workers), "default")
     first = await leading(gated, "one")
-    before = await with_spare(first)
-    first.now += 2 * TIMES.reserve
-    gated.server.delete_pod("default", "ring-1-0", grace_seconds=0)
-    await first.step()
+    for name in ("a", "b"):
+        first.node(name)
+    first.pod("serve-0", NEURON, 16, **lws(0, size=2))
+    for _ in range(3):
+        await first.step(after=TIMES.leader)
+    await first.step(after=TIMES.reserve - 60)
+    first.bind("serve-0", first.place("serve-0"))
+    await first.step(after=120)
     await first.room.tend()
-    second = await leading(gated, "two")
-    second.now = first.now
+    second = await leading(first, "two")
     await second.room.tend()
-    again = member(second, 1, generation=1)
+    second.pod("greedy", NEURON, 16)
     await second.place_all()
-    assert second.place(again) == before["ring-1-0"]
+    second.pod("serve-0-1", NEURON, 16, **lws(1, size=2))
+    await second.place_all()
+    assert (second.place("greedy"), bool(second.place("serve-0-1"))) == ("", True)
+
+
+async def test_pods_of_a_statefulset_that_come_one_by_one_are_placed_where_all_fit(gated: GatesBench) -> None:
+    """By default each of its pods is made once the one before is ready."""
+    body = msgspec.json.encode({"spec": {"replicas": 3}})
+    gated.server.fail(Fault(Match(method="GET", path="/statefulsets/db$"), body=body))
+    gated.node("a")
+    for index in range(3):
+        number = {"apps.kubernetes.io/pod-index": str(index)}
+        gated.pod(f"db-{index}", NEURON, 4, group="db", size=3, labels=number, owner="StatefulSet/db")
+        for _ in range(3):
+            await gated.step(after=TIMES.leader)
+        assert gated.place(f"db-{index}") == "a"
+        assert gated.annotations(f"db-{index}")["neuron-plugin.io/rank"] == str(index)
+        gated.bind(f"db-{index}", "a")
+        if index == 0:
+            gated.pod("greedy", NEURON, 8)
+    await gated.room.tend()
+    assert not gated.state.reserved
+    await gated.place_all()
+    assert gated.place("greedy") == ""
