@@ -1,4 +1,4 @@
-"""Waiting: the clock, chance, and how long to wait before trying again.
+"""Waiting: the clock, chance, what is looked at again and again, and how long to wait before trying again.
 
 Waits are exponential, jittered and bounded, by one rule for everything that is tried again. The jitter is there so
 that a thousand nodes that lost their API server at the same moment do not all come back at the same moment.
@@ -12,13 +12,17 @@ import random
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import NoReturn
 
 logger = logging.getLogger(__name__)
 
 LONGEST_PAUSE_SECONDS = 60.0
 """Between two starts of a job that fails."""
+NEVER = float("inf")
+"""In place of seconds: only an event is a reason to look."""
 
 steady_seconds: Callable[[], float] = (
     partial(time.clock_gettime, time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic
@@ -64,6 +68,27 @@ class Backoff:
     def reset(self) -> None:
         """Start again with the shortest delay, after a success."""
         self._delay_seconds = self._first_seconds
+
+
+async def every(
+    seconds: float | Callable[[], float],
+    look: Callable[[], Awaitable[None] | None],
+    woken: asyncio.Event | None = None,
+) -> NoReturn:
+    """Look, and again after ``seconds`` or once ``woken`` is set, until cancelled.
+
+    This is the frame of a watcher in both daemons. ``woken`` is cleared before each look, so no news is lost. A
+    function in place of ``seconds`` is asked after each look.
+    """
+    woken = woken or asyncio.Event()
+    while True:
+        woken.clear()
+        if (looking := look()) is not None:
+            await looking
+        pause = seconds() if callable(seconds) else seconds
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if pause == NEVER else pause):
+                await woken.wait()
 
 
 async def keep_running(name: str, job: Callable[[], Awaitable[None]], *, clock: Clock = CLOCK) -> None:

@@ -1,5 +1,7 @@
 """Logging of both daemons: a fixed message with variables as fields, and on request the stacks of threads and tasks.
 
+A problem that lasts is logged once.
+
 Fields are passed the standard way, ``logger.info("registered", extra={"resource": name})``, so libraries that log
 through the standard library come out in the same form.
 """
@@ -15,6 +17,7 @@ import threading
 import traceback
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import TextIO
 
 import msgspec
@@ -84,6 +87,40 @@ def start_logging(log_format: LogFormat, level: LogLevel, stream: TextIO | None 
     root.handlers[:] = [handler]
     root.setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()]))
     logging.getLogger("neuron_plugin").setLevel(level.upper())
+
+
+class Problem:
+    """Something that may not work for a while. It is logged when it begins, and again when its text changes.
+
+    Used as a context, it takes in whether the block works: one of ``errors`` is logged and ends there.
+    """
+
+    def __init__(self, logger: logging.Logger, message: str, *errors: type[Exception], **fields: object) -> None:
+        self.text = ""
+        self._logger = logger
+        self._message = message
+        self._errors = errors
+        self._fields = fields
+
+    def say(self, error: object) -> None:
+        """Take in that it does not work."""
+        if str(error) != self.text:
+            self._logger.warning(self._message, extra={**self._fields, "error": str(error)})
+        self.text = str(error)
+
+    def end(self) -> None:
+        """Take in that it works."""
+        self.text = ""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+        if isinstance(error, self._errors):
+            self.say(error)
+        elif kind is None:
+            self.end()
+        return isinstance(error, self._errors)
 
 
 def log_stacks() -> None:

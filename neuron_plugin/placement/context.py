@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NoReturn
 
 from neuron_plugin.allocation import PodReference
 from neuron_plugin.backoff import CLOCK, Clock
@@ -142,10 +141,3 @@ class Context:
 def about_pod(pod: PodReference) -> ObjectReference:
     """A pod as the object that an event is about."""
     return ObjectReference("Pod", pod.name, pod.uid, "v1", pod.namespace)
-
-
-async def every(seconds: float, look: Callable[[], Awaitable[None]], clock: Clock = CLOCK) -> NoReturn:
-    """Look, and again after so long, until cancelled."""
-    while True:
-        await look()
-        await clock.sleep(seconds)

@@ -25,13 +25,13 @@ from prometheus_client import Metric
 
 from neuron_plugin.allocation.keys import PREFLIGHT_KEY
 from neuron_plugin.allocation.preflight import CheckScope
-from neuron_plugin.backoff import CLOCK, keep_running
+from neuron_plugin.backoff import CLOCK, every, keep_running
 from neuron_plugin.cluster import ApiServer, Election, LeaseName
 from neuron_plugin.cluster.leases import LEADER_LEASE, Terms
 from neuron_plugin.decision_log import DecisionLog, decisions_document
 from neuron_plugin.http_server import ProbeAnswer, serving, status_application
 from neuron_plugin.placement.claims import ClaimWriter
-from neuron_plugin.placement.context import Context, Times, every
+from neuron_plugin.placement.context import Context, Times
 from neuron_plugin.placement.device_hours import DeviceHours
 from neuron_plugin.placement.events import NodeEvents
 from neuron_plugin.placement.extender.binding import Binder

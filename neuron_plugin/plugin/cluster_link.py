@@ -25,7 +25,7 @@ from neuron_plugin.plugin.publisher import Publisher
 from neuron_plugin.plugin.settings import Mode, PluginSettings
 from neuron_plugin.plugin.slices import SliceKeeper, slice_spec
 from neuron_plugin.plugin.snapshot import Snapshot
-from neuron_plugin.plugin.watch import Problem, every
+from neuron_plugin.telemetry import Problem
 
 logger = logging.getLogger(__name__)
 
@@ -95,12 +95,8 @@ class ClusterLink:
 
     async def ask_about_pods(self) -> None:
         """Ask the API server about pods that the kubelet has recorded and that the watch does not show."""
-
-        async def look() -> None:
-            if self._node.list_is_due:
-                await self.pods.list_pods()
-
-        await every(self._times.ask, look)
+        if self._node.list_is_due:
+            await self.pods.list_pods()
 
     async def node_read(self) -> None:
         """Return when the Node object was read, so that no disabled device is given, or not within the time for it."""

@@ -47,3 +47,18 @@ class Counters:
     allocate_seconds: dict[str, Latencies] = field(default_factory=lambda: defaultdict(Latencies))
     preference_seconds: dict[str, Latencies] = field(default_factory=lambda: defaultdict(Latencies))
     prepare_seconds: dict[str, Latencies] = field(default_factory=lambda: defaultdict(Latencies))
+
+
+class ReflectorCounts:
+    """Counts what a Reflector does, as its observer."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+
+    def listed(self, kind: str, records: int, seconds: float) -> None:  # noqa: ARG002 - the reflector's protocol
+        """A complete list is in."""
+        self._counters.lists[kind] += 1
+
+    def interrupted(self, kind: str, cause: str, wait_seconds: float) -> None:  # noqa: ARG002 - as above
+        """A list or watch ended."""
+        self._counters.watch_restarts[kind, cause] += 1

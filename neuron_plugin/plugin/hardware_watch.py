@@ -69,13 +69,6 @@ class HardwareWatch:
                 self._health.look(inventory, uevents.problem)
                 self.see()
 
-    async def follow_judgements(self, rejudged: asyncio.Event) -> None:
-        """Every change of what the rules of health, or an operator, say of the devices."""
-        while True:
-            await rejudged.wait()
-            rejudged.clear()
-            self.see()
-
     def see(self) -> None:
         """Take in what was seen of the hardware and how it is judged now."""
         if self._health.inventory is None:

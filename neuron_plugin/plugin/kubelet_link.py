@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 
 from neuron_plugin.allocation import PodUid
+from neuron_plugin.backoff import NEVER, every
 from neuron_plugin.kubelet import (
     DevicePluginServer,
     DirectoryWatch,
@@ -28,7 +29,7 @@ from neuron_plugin.plugin.machine import DaemonTimes, Machine
 from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.settings import PluginSettings, RegistrationWay
 from neuron_plugin.plugin.settle import pods_of_kubelet_alone
-from neuron_plugin.plugin.watch import Problem
+from neuron_plugin.telemetry import Problem
 from neuron_plugin.topology import CoreMask
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,8 @@ class KubeletLink:
         self._machine = machine
         self._times = times
         self._socket = settings.kubelet_dir / KUBELET_SOCKET
+        self._empty_since: dict[PodUid, float] = {}
+        self._listed_at = float("-inf")
         by_watcher = settings.registration is RegistrationWay.WATCHER or preparer is not None
         self._kubelet_watch = DirectoryWatch(settings.kubelet_dir)
         self._registry_watch = DirectoryWatch(settings.plugins_registry) if by_watcher else self._kubelet_watch
@@ -94,21 +97,23 @@ class KubeletLink:
         await self.list_if_unreadable()
         await self.look_for_unknown_pods()
         self.show()
-        kubelet, look = identity_of(self._socket), asyncio.Event()
-        with self._kubelet_watch.listening(look):
+        kubelet, woken = identity_of(self._socket), asyncio.Event()
+
+        def look() -> None:
+            nonlocal kubelet
+            seen = identity_of(self._socket)
+            if seen and seen != kubelet:
+                kubelet = seen
+                self._node.kubelet_restarted()
+            self._node.look_at_checkpoint()
+
+        with self._kubelet_watch.listening(woken):
             async with asyncio.TaskGroup() as tasks:
                 for watch in {self._kubelet_watch, self._registry_watch}:
                     tasks.create_task(watch.run(), name=f"watch {watch.directory}")
                 for server in self.faces:
                     tasks.create_task(server.run(), name=f"register {server.resource}")
-                while True:
-                    await look.wait()
-                    look.clear()
-                    seen = identity_of(self._socket)
-                    if seen and seen != kubelet:
-                        kubelet = seen
-                        self._node.kubelet_restarted()
-                    self._node.look_at_checkpoint()
+                await every(NEVER, look, woken)
 
     def show(self) -> None:
         """Show the kubelet the devices as they are now."""
@@ -173,27 +178,23 @@ class KubeletLink:
         The kubelet forgets an ended pod only when something is allocated or its pods are listed. A pod whose end no
         API server shows would stay in the checkpoint for ever.
         """
-        times = self._times
-        empty_since: dict[PodUid, float] = {}
-        listed_at = float("-inf")
-        while True:
-            await asyncio.sleep(times.quiet)
-            snapshot, now = self._node.snapshot, self._node.clock()
-            if snapshot is None or self._allocator.calls_under_way or now - self._allocator.last_call < times.quiet:
-                continue
-            alive = {uid: self._node.is_populated(uid) for uid in pods_of_kubelet_alone(snapshot.inputs)}
-            empty_since = {uid: empty_since.get(uid, now) for uid, populated in alive.items() if populated is False}
-            empty = any(now - since >= times.empty for since in empty_since.values())
-            blind = any(populated is None for populated in alive.values())
-            unreadable = bool(snapshot.inputs.recorded.unreadable)
-            if unreadable or ((empty or blind) and now - listed_at >= (times.empty if empty else times.blind)):
-                listed_at = now
-                try:
-                    await self.list_pods()
-                    if not unreadable:
-                        await self._node.rewrite()
-                except PodResourcesError as error:
-                    logger.debug("PodResources not listed", extra={"error": str(error)})
+        times, snapshot, now = self._times, self._node.snapshot, self._node.clock()
+        if snapshot is None or self._allocator.calls_under_way or now - self._allocator.last_call < times.quiet:
+            return
+        alive = {uid: self._node.is_populated(uid) for uid in pods_of_kubelet_alone(snapshot.inputs)}
+        before = self._empty_since
+        self._empty_since = {uid: before.get(uid, now) for uid, populated in alive.items() if populated is False}
+        empty = any(now - since >= times.empty for since in self._empty_since.values())
+        blind = any(populated is None for populated in alive.values())
+        unreadable = bool(snapshot.inputs.recorded.unreadable)
+        if unreadable or ((empty or blind) and now - self._listed_at >= (times.empty if empty else times.blind)):
+            self._listed_at = now
+            try:
+                await self.list_pods()
+                if not unreadable:
+                    await self._node.rewrite()
+            except PodResourcesError as error:
+                logger.debug("PodResources not listed", extra={"error": str(error)})
 
     async def list_pods(self) -> None:
         """List the kubelet's pods; they count only where the checkpoint cannot be read.

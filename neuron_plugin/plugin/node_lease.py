@@ -29,12 +29,13 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from neuron_plugin.allocation.keys import UTILIZATION_KEY
+from neuron_plugin.backoff import every
 from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, Lease, LeaseName, ObjectReference
 from neuron_plugin.cluster.api import MERGE_PATCH, send
 from neuron_plugin.cluster.leases import LEASE_PREFIX
 from neuron_plugin.cluster.objects import LEASES, NODES, count_of
 from neuron_plugin.cluster.writes import claim_lease, create_lease, read_node, renew_lease, utc_now
-from neuron_plugin.plugin.watch import Problem
+from neuron_plugin.telemetry import Problem
 
 logger = logging.getLogger(__name__)
 
@@ -96,19 +97,15 @@ class NodeLease:
 
     async def run(self, api: ApiServer) -> NoReturn:
         """Renew until cancelled, or give the Lease up for a while; what fails is tried again at the next turn."""
-        problem = Problem(logger, "cannot renew the Lease")
-        while True:
-            self._due.clear()
+        problem = Problem(logger, "cannot renew the Lease", ClusterError, node=self._node)
+
+        async def look() -> None:
             if self.serving or (self._held and not self._ended):
-                try:
+                with problem:
                     await self._count_nodes(api)  # first: a Lease has to last until it is renewed next
                     await self._renew(api)
-                    problem.end()
-                except ClusterError as error:
-                    problem.say(error, node=self._node)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._times.renew):
-                    await self._due.wait()
+
+        await every(lambda: self._times.renew, look, self._due)
 
     async def give_up(self, api: ApiServer) -> bool:
         """Have the extender close the node now, and never renew again. Whether the API server has answered.

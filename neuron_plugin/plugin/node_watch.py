@@ -23,9 +23,8 @@ from neuron_plugin.allocation.keys import DISABLE_KEY, INVENTORY_KEY
 from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.cluster import ApiServer, Node, Reflector, Scope
 from neuron_plugin.cluster.objects import NODES
-from neuron_plugin.plugin.counters import Counters
+from neuron_plugin.plugin.counters import Counters, ReflectorCounts
 from neuron_plugin.plugin.publisher import Publisher
-from neuron_plugin.plugin.watch import ReflectorCounts
 
 logger = logging.getLogger(__name__)
 

@@ -19,13 +19,13 @@ from neuron_plugin.allocation import NeuronPod, PodUid
 from neuron_plugin.allocation.claims import NeuronClaim
 from neuron_plugin.allocation.keys import NODE_KEY
 from neuron_plugin.allocation.pod import node_label
+from neuron_plugin.backoff import every
 from neuron_plugin.cluster import ApiRequest, ApiServer, ClusterError, Pod, Reflector, Scope
 from neuron_plugin.cluster.api import REQUEST_SECONDS, send
 from neuron_plugin.cluster.claims import RESOURCE_CLAIMS, neuron_claim
 from neuron_plugin.cluster.pods import PODS, neuron_pod
-from neuron_plugin.plugin.counters import Counters
+from neuron_plugin.plugin.counters import Counters, ReflectorCounts
 from neuron_plugin.plugin.node import LocalNode
-from neuron_plugin.plugin.watch import ReflectorCounts
 
 logger = logging.getLogger(__name__)
 
@@ -147,25 +147,26 @@ class ClaimWatch:
         """Keep the node's claims as its pods name them, until cancelled."""
         self._api = api
         try:
-            while True:
-                named = {
-                    (pod.reference.namespace, pod_claim.claim): pod.uid
-                    for pod in self._node.pods.pods.values()
-                    for pod_claim in pod.claims
-                    if pod_claim.claim
-                }
-                fresh = {}
-                for key, uid in named.items():
-                    known = self._node.claims.get(key)
-                    if (known is None or uid not in known.reserved_for) and (claim := await self.read_claim(*key)):
-                        fresh[key] = claim
-                claims = {**self._node.claims, **fresh}
-                self._node.see_claims({key: claim for key, claim in claims.items() if key in named})
-                if self._node.pods.listed_at is not None:
-                    self.read.set()
-                await asyncio.sleep(LOOK_SECONDS if self.read.is_set() else FIRST_LOOK_SECONDS)
+            await every(lambda: LOOK_SECONDS if self.read.is_set() else FIRST_LOOK_SECONDS, self._look)
         finally:
             self._api = None
+
+    async def _look(self) -> None:
+        named = {
+            (pod.reference.namespace, pod_claim.claim): pod.uid
+            for pod in self._node.pods.pods.values()
+            for pod_claim in pod.claims
+            if pod_claim.claim
+        }
+        fresh = {}
+        for key, uid in named.items():
+            known = self._node.claims.get(key)
+            if (known is None or uid not in known.reserved_for) and (claim := await self.read_claim(*key)):
+                fresh[key] = claim
+        claims = {**self._node.claims, **fresh}
+        self._node.see_claims({key: claim for key, claim in claims.items() if key in named})
+        if self._node.pods.listed_at is not None:
+            self.read.set()
 
     async def read_claim(self, namespace: str, name: str) -> NeuronClaim | None:
         """A claim as the API server has it now; None where there is none, or no answer."""

@@ -23,7 +23,7 @@ from neuron_plugin.allocation import Assignment, NodeInventory, PodReference, Po
 from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.allocation.inventory import write_inventory
 from neuron_plugin.allocation.keys import ALLOC_TIME_KEY, INVENTORY_KEY, UNHEALTHY_LABEL
-from neuron_plugin.backoff import CLOCK, Backoff, Clock
+from neuron_plugin.backoff import CLOCK, NEVER, Backoff, Clock, every
 from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, Node, ObjectReference
 from neuron_plugin.cluster.api import send
 from neuron_plugin.cluster.writes import create_event, describe_node, describe_pod, report_node_condition, utc_now
@@ -91,19 +91,19 @@ class WriteQueue:
 
     async def run(self, api: ApiServer) -> None:
         """Send what there is and what comes, until cancelled."""
-        while True:
+        clock = asyncio.get_running_loop().time
+
+        async def look() -> None:
+            if self._not_permitted and clock() >= self._again_at:
+                self._unsent, self._not_permitted = {**self._not_permitted, **self._unsent}, {}
             while self._unsent:
                 first = list(self._unsent.items())[:MOST_AT_ONCE]
                 if all(await asyncio.gather(*(self._send(api, *write) for write in first))):
                     self._backoff.reset()
                 else:
                     await asyncio.sleep(self._backoff.next_seconds())
-            self._filled.clear()
-            try:
-                async with asyncio.timeout_at(self._again_at if self._not_permitted else None):
-                    await self._filled.wait()
-            except TimeoutError:
-                self._unsent, self._not_permitted = {**self._not_permitted, **self._unsent}, {}
+
+        await every(lambda: self._again_at - clock() if self._not_permitted else NEVER, look, self._filled)
 
     async def _send(self, api: ApiServer, subject: str, request: ApiRequest) -> bool:
         """Send a request; False when it has to be tried again, which it is after the others."""

@@ -28,12 +28,12 @@ from neuron_plugin.allocation.claims import (
     device_attributes,
     pool_of,
 )
-from neuron_plugin.backoff import CLOCK, Backoff
+from neuron_plugin.backoff import CLOCK, NEVER, Backoff, every
 from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, Reflector, Scope
 from neuron_plugin.cluster.api import JsonObject, send
 from neuron_plugin.cluster.claims import RESOURCE_SLICES, ResourceSlice
-from neuron_plugin.plugin.counters import Counters
-from neuron_plugin.plugin.watch import Problem, ReflectorCounts
+from neuron_plugin.plugin.counters import Counters, ReflectorCounts
+from neuron_plugin.telemetry import Problem
 
 logger = logging.getLogger(__name__)
 
@@ -120,25 +120,24 @@ class SliceKeeper:
         reflector.subscribe(lambda _uid, _old, _new: self._look.set())
         backoff = Backoff(CLOCK.chance, first_seconds=0.2, longest_seconds=30.0)
         problem = Problem(logger, "the node's slice is not written yet")
+
+        async def look() -> None:
+            try:
+                await self._mend(api, {found.name: found for found in reflector.values.values()})
+                backoff.reset()
+                problem.end()
+            except ClusterError as error:
+                pause = CONFLICT_SECONDS  # the watch is about to show what was written
+                if not (isinstance(error, ApiError) and error.conflict):
+                    problem.say(error)
+                    pause = backoff.next_seconds()
+                await asyncio.sleep(pause)
+                self._look.set()
+
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(reflector.run(), name="slices")
             await reflector.synced.wait()
-            while True:
-                try:
-                    await self._mend(
-                        api, {resource_slice.name: resource_slice for resource_slice in reflector.values.values()}
-                    )
-                    backoff.reset()
-                    problem.end()
-                except ClusterError as error:
-                    if isinstance(error, ApiError) and error.conflict:
-                        await asyncio.sleep(CONFLICT_SECONDS)  # the watch is about to show what was written
-                        continue
-                    problem.say(error)
-                    await asyncio.sleep(backoff.next_seconds())
-                    continue
-                await self._look.wait()
-                self._look.clear()
+            await every(NEVER, look, self._look)
 
     async def _mend(self, api: ApiServer, slices: Mapping[str, ResourceSlice]) -> None:
         """Write the slice unless it is there as it should be, and remove others of ours."""

@@ -28,7 +28,6 @@ from neuron_plugin.plugin.utilization import (
     use_after,
     utilization_of,
 )
-from neuron_plugin.plugin.watch import every
 from neuron_plugin.plugin.writes import PodEvent
 
 logger = logging.getLogger(__name__)
@@ -37,7 +36,10 @@ _NANOSECONDS = 1e9
 
 
 class UtilizationWatch:
-    """Keeps ``use`` at what the last reading shows, for as long as ``run`` runs."""
+    """Keeps ``use`` at what the last reading shows.
+
+    If readings are turned off, it only removes what was published before.
+    """
 
     def __init__(
         self, settings: PluginSettings, node: LocalNode, machine: Machine, cluster: ClusterLink | None
@@ -54,14 +56,8 @@ class UtilizationWatch:
         self._published: Utilization = {}
         self._published_at = float("-inf")
         self._reported: frozenset[ContainerKey] = frozenset()
-
-    async def run(self) -> None:
-        """Read until cancelled; if that is turned off, only remove what was published before."""
-        if not self._settings.utilization_seconds:
-            if self._cluster:
-                self._cluster.lease.utilization = ""
-            return
-        await every(self._settings.utilization_seconds, self.read)
+        if cluster and not settings.utilization_seconds:
+            cluster.lease.utilization = ""
 
     async def read(self) -> None:
         """Read once, in a thread: an attribute may wait for the driver's lock."""
