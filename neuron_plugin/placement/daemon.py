@@ -26,6 +26,7 @@ from prometheus_client import Metric
 from neuron_plugin.allocation.keys import PREFLIGHT_KEY
 from neuron_plugin.allocation.preflight import CheckScope
 from neuron_plugin.backoff import CLOCK, every, keep_running
+from neuron_plugin.build import build
 from neuron_plugin.cluster import ApiServer, Election, LeaseName
 from neuron_plugin.cluster.leases import LEADER_LEASE, Terms
 from neuron_plugin.decision_log import DecisionLog, decisions_document
@@ -56,7 +57,7 @@ from neuron_plugin.placement.leadership import (
     Leadership,
     Readiness,
 )
-from neuron_plugin.placement.metrics import ExtenderMetrics, device_seconds, state_metrics
+from neuron_plugin.placement.metrics import METRICS, device_seconds, new_counts, state_samples
 from neuron_plugin.placement.planner import Planner
 from neuron_plugin.placement.preflight import PreflightChecks
 from neuron_plugin.placement.room import Room
@@ -146,7 +147,7 @@ class ExtenderDaemon:
             preferences=settings.preferences,
             levels=settings.topology_levels,
         )
-        self._metrics = ExtenderMetrics()
+        self._metrics = new_counts()
         self._informers = Informers(
             api,
             self.state,
@@ -283,12 +284,8 @@ class ExtenderDaemon:
     def collect(self) -> Iterable[Metric]:
         """Every metric family; called in a scrape's thread."""
         leading = not self.ready.conditions[CONDITION]
-        yield from self._metrics.registry.collect()
-        if self._device_hours:
-            yield device_seconds(self._device_hours.written if leading else {})
-        for pages in self._pages:
-            yield from pages.metrics(self.state, leading=leading)
-        yield from state_metrics(
+        written = self._device_hours.written if self._device_hours and leading else {}
+        samples = state_samples(
             self.state,
             leading=leading,
             ages=self._informers.ages(),
@@ -298,6 +295,13 @@ class ExtenderDaemon:
             now=CLOCK.now(),
             unix_now=time.time(),
         )
+        samples |= {
+            "plugin_build_info": {tuple(build()): 1},
+            "device_seconds_total": device_seconds(written),
+        }
+        yield from METRICS.families(self._metrics.samples() | samples)
+        for pages in self._pages:
+            yield from pages.metrics(self.state, leading=leading)
 
     def decisions(self) -> bytes:
         """What was bound lately and what else there was; worked out now, some 10 ms in all, in a thread."""

@@ -230,7 +230,7 @@ class Room:
         return since is not None and now >= since + self._context.times.unused
 
     def _end(self, record: ReserveRecord, ending: MoveEnding) -> None:
-        self._context.metrics.moves.labels(ending.value).inc()
+        self._context.metrics.add("extender_moves_total", ending.value)
         fields = {"pod": f"{record.namespace}/{record.name}", "uid": record.uid, "node": record.node}
         _log.info("move ended", extra={**fields, "ending": ending.value})
         self._free_since.pop(record.uid, None)
@@ -303,7 +303,8 @@ class Room:
         note = f"{evicted} {record.cores} of node {move.node} are reserved for this pod."
         await self._context.report(pod, EventReason.ROOM_RESERVED, note, warning=False)
         if (info := self._state.nodes.get(move.node)) and info.inventory:
-            self._context.metrics.devices_opened.inc(len(info.inventory.geometry.devices_touched(move.mask)))
+            opened = len(info.inventory.geometry.devices_touched(move.mask))
+            self._context.metrics.add("extender_devices_opened_total", count=opened)
         await self._go_on(move.pod)
         return pod.uid in self._staged
 
@@ -393,7 +394,7 @@ class Room:
     def _note_eviction(self, victim: Relocation, move: Move) -> None:
         if not move.preempts:
             self._evictions.append(self._context.clock.now())
-        self._context.metrics.evictions.inc()
+        self._context.metrics.add("extender_evictions_total")
         cause = Cause.MOVE if victim.target else Cause.PREEMPTION
         pod, waiting = victim.pod.reference, move.pod.reference
         self._state.history.evicted(cause, pod, victim.source, waiting, victim.target)

@@ -14,11 +14,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from neuron_plugin.allocation import NeuronPod, PodUid, Resource
 from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.kubelet import AllocationRefusedError, ContainerAllocation
+from neuron_plugin.metrics import Counts
 from neuron_plugin.plugin.answers import (
     AllocateCall,
     Answer,
@@ -36,7 +38,6 @@ from neuron_plugin.plugin.container import (
     reply_for,
     ultraserver_variables,
 )
-from neuron_plugin.plugin.counters import Counters, Latencies
 from neuron_plugin.plugin.inputs import PendingAnswer, named
 from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.settings import PluginSettings, TopologyPolicy
@@ -66,7 +67,7 @@ class Allocator:
     something, on the node's clock: PodResources is never listed while a call is under way.
     """
 
-    def __init__(self, node: LocalNode, settings: PluginSettings, pods: PodLister | None, counters: Counters) -> None:
+    def __init__(self, node: LocalNode, settings: PluginSettings, pods: PodLister | None, counts: Counts) -> None:
         """Without ``pods`` there is no API server."""
         self.log = CallLog(settings.node_name)
         self.events: deque[PodEvent] = deque(maxlen=256)
@@ -75,7 +76,7 @@ class Allocator:
         self._node = node
         self._settings = settings
         self._pods = pods
-        self._counters = counters
+        self._counts = counts
         self._asked: PreferenceRequest | None = None
         self._latest_reply = ""
 
@@ -84,7 +85,7 @@ class Allocator:
     ) -> Sequence[str]:
         """Choose the ids that the next Allocate should carry."""
         request = PreferenceRequest(Resource(resource), _parsed(available), _parsed(must_include), size)
-        with self._counted(self._counters.preference_seconds, resource):
+        with self._counted("preference_seconds", resource):
             self._asked = request  # the caller may give up while this waits
             self._node.see_offered(request.resource, set(request.available) - set(request.must_include))
             await self._node.disabled_known.wait()
@@ -112,7 +113,7 @@ class Allocator:
             AllocationRefusedError: another pod has some of them, or its processes still use them. Or they are not
                 linked and must be. Or only a pod whose request cannot be served can have asked.
         """
-        with self._counted(self._counters.allocate_seconds, resource):
+        with self._counted("allocate_seconds", resource):
             await self._node.disabled_known.wait()  # at the start of the daemon only
             drawn = AllocateCall(Resource(resource), _parsed(ids))
             asked, self._asked = self._asked, None
@@ -161,7 +162,7 @@ class Allocator:
         given = container_allocation(has.geometry, resource, answer.mask, container_style(self._settings, has))
         self._node.answered(PendingAnswer(reply, resource, call.ids, self._node.clock(), answer.pod, answer.container))
         self._latest_reply = reply.id
-        self._counters.allocations[resource.value] += 1
+        self._counts.add("allocations_total", resource.value)
         if unlinked:
             answer = replace(answer, reason=f"{answer.reason}; not linked: {unlinked}")
         asyncio.get_running_loop().call_soon(self.log.allocated, snapshot, call, answer, given, reply.id)
@@ -218,7 +219,7 @@ class Allocator:
         return AllocationRefusedError(text)
 
     @contextmanager
-    def _counted(self, latencies: dict[str, Latencies], resource: str) -> Iterator[None]:
+    def _counted(self, metric: str, resource: str) -> Iterator[None]:
         started = time.perf_counter()
         self.calls_under_way += 1
         try:
@@ -226,7 +227,8 @@ class Allocator:
         finally:
             self.calls_under_way -= 1
             self.last_call = self._node.clock()
-            asyncio.get_running_loop().call_soon(latencies[resource].observe, time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            asyncio.get_running_loop().call_soon(partial(self._counts.observe, metric, resource, seconds=seconds))
 
 
 def _parsed(ids: Sequence[str]) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from neuron_plugin.allocation import NeuronPod
 from neuron_plugin.allocation.claims import ClaimDevice, ClaimResult, NeuronClaim, pool_of, read_device_name
 from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.kubelet.dra_service import ClaimReference, PreparedDevice, ReportedHealth
+from neuron_plugin.metrics import Counts
 from neuron_plugin.plugin.container import (
     CDI_KIND,
     ContainerStyle,
@@ -34,7 +35,6 @@ from neuron_plugin.plugin.container import (
     ultraserver_variables,
     write_cdi_files,
 )
-from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.inputs import named
 from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.settings import PluginSettings
@@ -215,13 +215,13 @@ class ClaimPreparer:
         node: LocalNode,
         settings: PluginSettings,
         source: ClaimSource,
-        counters: Counters,
+        counts: Counts,
         times: PrepareTimes = PrepareTimes(),
     ) -> None:
         self._node = node
         self._settings = settings
         self._source = source
-        self._counters = counters
+        self._counts = counts
         self._times = times
 
     async def prepare(self, claims: Sequence[ClaimReference]) -> Mapping[str, Sequence[PreparedDevice] | str]:
@@ -252,7 +252,7 @@ class ClaimPreparer:
                 self._node.look_again()
                 if call:
                     text = self._conflict(call)
-        self._counters.prepare_seconds[self._settings.dra_driver].observe(time.perf_counter() - started)
+        self._counts.observe("prepare_seconds", self._settings.dra_driver, seconds=time.perf_counter() - started)
         for claim in call.wanted:
             self._node.prepared(claim)
             names = [result.device for result in claim.results]

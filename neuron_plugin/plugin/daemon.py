@@ -21,13 +21,13 @@ from neuron_plugin.plugin.allocator import Allocator
 from neuron_plugin.plugin.claims import ClaimPreparer, ClaimSource
 from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.container import CDI_FILE_NAME, write_cdi_files
-from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.failed_starts import failed_starts
 from neuron_plugin.plugin.hardware_watch import HardwareWatch
 from neuron_plugin.plugin.health import Action
 from neuron_plugin.plugin.health_watch import HealthWatch
 from neuron_plugin.plugin.kubelet_link import KubeletLink
 from neuron_plugin.plugin.machine import DaemonTimes, Machine, machine_of
+from neuron_plugin.plugin.metrics import new_counts
 from neuron_plugin.plugin.node import LocalNode, NodeOptions
 from neuron_plugin.plugin.publisher import Publisher
 from neuron_plugin.plugin.settings import Mode, PluginSettings
@@ -55,30 +55,30 @@ class NodeDaemon:
         by_claims = settings.mode is Mode.DRA
         resources = () if by_claims else tuple(name.resource for name in settings.resources)
         options = NodeOptions(resources, settings.cluster, settings.hold_down_seconds, settings.report_unhealthy_in_use)
-        counters, kubelet_counters = Counters(), KubeletCounters()
+        counts, kubelet_counters = new_counts(), KubeletCounters()
         self._settings = settings
         self._times = times
         self._now_ns = machine.now_ns
         self._rejudged = asyncio.Event()
-        self.counters = counters
+        self.counts = counts
         self.node = node = LocalNode(
             machine.checkpoint, machine.cgroups, options, machine.clock, machine.dra_state, times.node
         )
         self.cluster = cluster = (
-            ClusterLink(settings, node, self._rejudged, counters, machine, times) if settings.cluster else None
+            ClusterLink(settings, node, self._rejudged, counts, machine, times) if settings.cluster else None
         )
-        self.allocator = Allocator(node, settings, cluster.pods if cluster else None, counters)
+        self.allocator = Allocator(node, settings, cluster.pods if cluster else None, counts)
         preparer = None
         if cluster and cluster.claims:
             source = ClaimSource(cluster.claims.read_claim, cluster.pods.list_pods)
-            preparer = ClaimPreparer(node, settings, source, counters, times.prepare)
+            preparer = ClaimPreparer(node, settings, source, counts, times.prepare)
         self.kubelet = KubeletLink(settings, node, self.allocator, preparer, kubelet_counters, machine, times)
         self.health = HealthWatch(settings, self._rejudged, cluster.publisher if cluster else None, times.kernel_log)
-        self.hardware = HardwareWatch(settings, types, node, self.health, cluster, counters)
+        self.hardware = HardwareWatch(settings, types, node, self.health, cluster, counts)
         self.utilization = UtilizationWatch(settings, node, machine, cluster)
         decisions = self.allocator.log.decisions
         self.status = PluginStatus(
-            node, self.kubelet.faces, self.health, decisions, counters, kubelet_counters, cluster, self.utilization
+            node, self.kubelet.faces, self.health, decisions, counts, kubelet_counters, cluster, self.utilization
         )
         if cluster:
             node.disabled_known.clear()

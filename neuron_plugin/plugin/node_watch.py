@@ -23,7 +23,7 @@ from neuron_plugin.allocation.keys import DISABLE_KEY, INVENTORY_KEY
 from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.cluster import ApiServer, Node, Reflector, Scope
 from neuron_plugin.cluster.objects import NODES
-from neuron_plugin.plugin.counters import Counters, ReflectorCounts
+from neuron_plugin.metrics import Counts
 from neuron_plugin.plugin.publisher import Publisher
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ def seen_node(node: Node) -> SeenNode:
     )
 
 
-class NodeWatch(ReflectorCounts):
+class NodeWatch:
     """Follows the Node object for as long as ``run`` runs. A change of the disabled devices sets ``changed``.
 
     ``unreadable`` says why the annotation cannot be read. ``missing``: the API server has no such node. ``inventory``
@@ -65,9 +65,10 @@ class NodeWatch(ReflectorCounts):
         changed: asyncio.Event,
         counted: asyncio.Event,
         publisher: Publisher,
-        counters: Counters,
+        counts: Counts,
     ) -> None:
-        super().__init__(counters)
+        self._counts = counts
+        self.interrupted = counts.interrupted
         self.read = asyncio.Event()
         """Set once the API server has shown the Node object, or that there is none, or where there is no API server."""
         self.disabled: tuple[int, ...] = ()
@@ -117,7 +118,7 @@ class NodeWatch(ReflectorCounts):
 
     def listed(self, kind: str, records: int, seconds: float) -> None:
         """A complete list is in, says the reflector."""
-        super().listed(kind, records, seconds)
+        self._counts.listed(kind, records, seconds)
         if not records and not self.missing:
             self.missing = True
             logger.warning("the Node object is not there", extra={"why": self.problem})

@@ -24,7 +24,7 @@ from neuron_plugin.cluster import ApiRequest, ApiServer, ClusterError, Pod, Refl
 from neuron_plugin.cluster.api import REQUEST_SECONDS, send
 from neuron_plugin.cluster.claims import RESOURCE_CLAIMS, neuron_claim
 from neuron_plugin.cluster.pods import PODS, neuron_pod
-from neuron_plugin.plugin.counters import Counters, ReflectorCounts
+from neuron_plugin.metrics import Counts
 from neuron_plugin.plugin.node import LocalNode
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ FIRST_LOOK_SECONDS = 0.05
 """While the pods are not listed yet: the kubelet's first calls wait for their claims."""
 
 
-class PodWatch(ReflectorCounts):
+class PodWatch:
     """Follows the pods of one node for as long as ``run`` runs.
 
     ``own_uid`` is the plugin's own pod: a LIST without it is of another node, or filtered, and proves nothing. Empty
@@ -49,11 +49,12 @@ class PodWatch(ReflectorCounts):
         node_name: str,
         own_uid: str,
         deadline_seconds: float,
-        counters: Counters,
+        counts: Counts,
         *,
         connect_seconds: float,
     ) -> None:
-        super().__init__(counters)
+        self._counts = counts
+        self.interrupted = counts.interrupted
         self.tried = asyncio.Event()
         """Set once a connection was tried."""
         self._node = node
@@ -116,7 +117,7 @@ class PodWatch(ReflectorCounts):
 
     def listed(self, kind: str, records: int, seconds: float) -> None:
         """A complete list is in, says the reflector."""
-        super().listed(kind, records, seconds)
+        self._counts.listed(kind, records, seconds)
         if self._reflector:
             began_at = self._reflector.listed_at if self._sees_own_pod else None
             self._node.see_pods(self._node.pods.with_list(self._reflector.values.values(), began_at))

@@ -32,7 +32,7 @@ from neuron_plugin.backoff import CLOCK, NEVER, Backoff, every
 from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, Reflector, Scope
 from neuron_plugin.cluster.api import JsonObject, send
 from neuron_plugin.cluster.claims import RESOURCE_SLICES, ResourceSlice
-from neuron_plugin.plugin.counters import Counters, ReflectorCounts
+from neuron_plugin.metrics import Counts
 from neuron_plugin.telemetry import Problem
 
 logger = logging.getLogger(__name__)
@@ -82,13 +82,13 @@ class SliceKeeper:
     ``dropped`` is what the API server ignores of it.
     """
 
-    def __init__(self, node_name: str, driver: str, counters: Counters) -> None:
+    def __init__(self, node_name: str, driver: str, counts: Counts) -> None:
         self.dropped: tuple[str, ...] = ()
         self.published = False
         """Whether the API server shows the slice as it should be."""
         self._node_name = node_name
         self._driver = driver
-        self._counters = counters
+        self._counts = counts
         self._spec: JsonObject | None = None
         self._owner: JsonObject | None = None
         self._look = asyncio.Event()
@@ -115,7 +115,7 @@ class SliceKeeper:
             RESOURCE_SLICES,
             lambda resource_slice: resource_slice if resource_slice.driver == self._driver else None,
             scope=scope,
-            observer=ReflectorCounts(self._counters),
+            observer=self._counts,
         )
         reflector.subscribe(lambda _uid, _old, _new: self._look.set())
         backoff = Backoff(CLOCK.chance, first_seconds=0.2, longest_seconds=30.0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.allocation.utilization import Utilization, duration_text, read_utilization, write_utilization
@@ -100,15 +100,3 @@ def _driver(text: str) -> DriverVersion | None:
         return parse_driver_version(text)
     except ValueError:
         return None
-
-
-def utilization_samples(use: UseByContainer, unix_seconds: float) -> Mapping[str, Mapping[tuple[str, ...], float]]:
-    """The metrics of a reading. A container without a known share has none."""
-    labels = {key: (key.pod.namespace, key.pod.name, key.container) for key in use}
-    known = [(labels[key], container_use) for key, container_use in use.items() if container_use.known]
-    memory = [(labels[key], container_use.memory_bytes) for key, container_use in use.items()]
-    return {
-        "container_busy_ratio": {label: container_use.busy_share for label, container_use in known},
-        "container_idle_seconds": {label: container_use.idle_seconds(unix_seconds) for label, container_use in known},
-        "container_device_memory_bytes": {label: count for label, count in memory if count is not None},
-    }

@@ -36,8 +36,8 @@ from neuron_plugin.kubelet.advertisement import Edition
 from neuron_plugin.kubelet.device_plugin import checked_ids
 from neuron_plugin.placement.events import EVENT_REASONS
 from neuron_plugin.plugin.allocator import Allocator
-from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.inputs import NodePods
+from neuron_plugin.plugin.metrics import new_counts
 from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.topology import Unit
@@ -324,7 +324,7 @@ def refused_allocate(node: LocalNode, *ids: str) -> str:
     if node.snapshot:
         wanted = pod("train", app(len(ids)))
         node.see_pods(node.pods.with_pod(wanted))
-    allocator = Allocator(node, PluginSettings(node_name="node"), None, Counters())
+    allocator = Allocator(node, PluginSettings(node_name="node"), None, new_counts())
     # Faked time: the call waits some seconds before it refuses.
     with pytest.raises(AllocationRefusedError) as error, asyncio.Runner(loop_factory=looptime.new_event_loop) as runner:
         runner.run(allocator.allocate(NEURON.value, ids))

@@ -26,10 +26,10 @@ from neuron_plugin.kubelet import (
 from neuron_plugin.kubelet_files import KUBELET_SOCKET
 from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.container import CDI_FILE_NAME
-from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.daemon import NodeDaemon, keep_cdi_files, keep_condition
 from neuron_plugin.plugin.hardware_watch import HardwareWatch
 from neuron_plugin.plugin.machine import DaemonTimes, Machine
+from neuron_plugin.plugin.metrics import new_counts
 from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.settings import Mode, PluginSettings, RegistrationWay
 from neuron_plugin.plugin.writes import PodEvent
@@ -352,13 +352,13 @@ class Seeing:
 
     def __init__(self, directory: Path) -> None:
         self.daemon = NodeDaemon(PluginSettings(node_name="n"), catalogue())
-        self.counters = Counters()
+        self.counts = new_counts()
         seen = read_inventory(write_node(directory, "inf2.48xlarge").paths)
         self._health = SimpleNamespace(inventory=seen, unhealthy={})
         health: Any = self._health
         assert self.daemon.cluster
         self.cluster = self.daemon.cluster
-        what = (PluginSettings(node_name="n"), catalogue(), self.daemon.node, health, self.cluster, self.counters)
+        what = (PluginSettings(node_name="n"), catalogue(), self.daemon.node, health, self.cluster, self.counts)
         self.hardware = self.daemon.hardware = HardwareWatch(*what)
 
     def sees(self, *, sick: tuple[int, ...] = (), disabled: tuple[int, ...] = ()) -> list[str]:
@@ -409,11 +409,11 @@ async def test_each_change_of_a_devices_health_is_counted_once(tmp_path: Path) -
     seeing = Seeing(tmp_path)
     for sick in ((3,), (3, 5), (5,), (), (3,)):
         seeing.sees(sick=sick)
-    assert seeing.counters.health_transitions == {
-        (3, "unhealthy"): 2,
-        (5, "unhealthy"): 1,
-        (3, "healthy"): 1,
-        (5, "healthy"): 1,
+    assert seeing.counts["health_transitions_total"] == {
+        ("3", "unhealthy"): 2,
+        ("5", "unhealthy"): 1,
+        ("3", "healthy"): 1,
+        ("5", "healthy"): 1,
     }
 
 
