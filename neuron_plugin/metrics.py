@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 BOUNDS_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 """Upper bounds of the buckets of every histogram: an Allocate takes less than 1 ms, a preference that waits seconds."""
 
-Row = tuple[str, Sequence[str], str]
+MetricRow = tuple[str, Sequence[str], str]
 """A metric's kind (``counter``, ``gauge`` or ``histogram``), labels and meaning."""
 
 
@@ -52,7 +52,7 @@ class Table:
     """The metrics of a daemon, by their names without the ``prefix`` that all of them have."""
 
     prefix: str
-    rows: Mapping[str, Row]
+    rows: Mapping[str, MetricRow]
 
     def families(self, samples: Mapping[str, Samples]) -> Iterator[Metric]:
         """Samples as the metrics library has them. A metric without a sample is left out.
@@ -76,7 +76,7 @@ class Table:
                 yield histogram if kind == "histogram" else numbers
 
 
-class Counts:
+class MetricCounts:
     """What the parts of a daemon write: counters, histograms, and gauges that are known only where they are set.
 
     ``counts[name]`` are the samples of a counter or gauge. Reflectors write here as their observer. The metrics for

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import Metric
 
-from neuron_plugin.metrics import BOUNDS_SECONDS, Counts, Latencies, Table
+from neuron_plugin.metrics import BOUNDS_SECONDS, Latencies, MetricCounts, Table
 
 TABLE = Table(
     "neuron_test_",
@@ -20,12 +20,12 @@ TABLE = Table(
 )
 
 
-def shown(counts: Counts) -> dict[str, Metric]:
+def shown(counts: MetricCounts) -> dict[str, Metric]:
     return {family.name: family for family in TABLE.families(counts.samples())}
 
 
 def test_what_was_written_is_shown_by_its_labels_and_nothing_else_is() -> None:
-    counts = Counts(TABLE)
+    counts = MetricCounts(TABLE)
     assert [(name, family.samples[0].value) for name, family in shown(counts).items()] == [("neuron_test_all", 0)]
     counts.add("done_total", "a", count=2)
     counts.add("done_total", "a")
@@ -43,7 +43,7 @@ def test_what_was_written_is_shown_by_its_labels_and_nothing_else_is() -> None:
 
 
 def test_a_name_that_the_table_lacks_is_an_error() -> None:
-    counts = Counts(TABLE)
+    counts = MetricCounts(TABLE)
     with pytest.raises(KeyError):
         counts.add("other")
     with pytest.raises(KeyError):
@@ -53,7 +53,7 @@ def test_a_name_that_the_table_lacks_is_an_error() -> None:
 
 
 def test_a_copy_does_not_change_with_what_is_counted_later() -> None:
-    counts = Counts(TABLE)
+    counts = MetricCounts(TABLE)
     before = counts.samples()
     counts.add("done_total", "a")
     assert before["done_total"] == {}
@@ -61,7 +61,7 @@ def test_a_copy_does_not_change_with_what_is_counted_later() -> None:
 
 
 def test_reflectors_are_counted_under_the_names_of_their_daemon() -> None:
-    counts = Counts(TABLE, "part_")
+    counts = MetricCounts(TABLE, "part_")
     counts.listed("pods", 3, 0.1)
     counts.interrupted("pods", "end", 1.0)
     assert counts["part_lists_total"] == {("pods",): 1}

@@ -12,16 +12,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from neuron_plugin.allocation import NeuronPod, PodUid, Resource
+from neuron_plugin.allocation import NeuronPod, Resource
 from neuron_plugin.allocation.claims import DRA_DRIVER
 from neuron_plugin.inspection.findings import Unknown
-from neuron_plugin.inspection.holders import Holders, holders_of
+from neuron_plugin.inspection.holders import Holders, PodRecords, holders_of
 from neuron_plugin.inspection.machine import InspectedMachine
 from neuron_plugin.topology import Geometry
 
 if TYPE_CHECKING:
-    from neuron_plugin.kubelet import CheckpointEntry, PodDevices
-    from neuron_plugin.kubelet.dra_state import PreparedClaim
     from neuron_plugin.plugin.snapshot import Snapshot
 
 OUR_SOCKETS = "neuron-plugin."
@@ -77,13 +75,11 @@ class SocketSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Kubelet:
+class Kubelet(PodRecords):
     """The kubelet's side. ``unreadable`` says why its directory could not be listed; ``missing``: it does not exist.
 
     ``own_socket`` is kubelet.sock, ``plugins`` the other sockets beside it and those of Neuron in the plugin registry;
-    ``registry_seen`` is whether that could be listed. ``pods`` are PodResources', ``recorded`` the checkpoint's,
-    ``prepared`` are the claims for Neuron in the kubelet's file of prepared claims. ``populated`` says of the UIDs in
-    both files whether a process of the pod lives, None where that cannot be seen.
+    ``registry_seen`` is whether that could be listed. ``allocatable`` are ids by resource, as PodResources has them.
     """
 
     directory: Path
@@ -93,10 +89,6 @@ class Kubelet:
     plugins: tuple[SocketSeen, ...] = ()
     registry_seen: bool = True
     allocatable: Mapping[str, tuple[str, ...]] | Unknown = field(default_factory=dict)
-    pods: tuple[PodDevices, ...] | Unknown = ()
-    recorded: tuple[CheckpointEntry, ...] | Unknown = ()
-    prepared: tuple[PreparedClaim, ...] | Unknown = ()
-    populated: Mapping[PodUid, bool | None] = field(default_factory=dict)
 
 
 class NoSuchNode(Unknown):
@@ -186,15 +178,8 @@ class Facts:
     @cached_property
     def holders(self) -> Holders:
         """Who holds what, and what is uncertain about it."""
-        kubelet, cluster = self.kubelet, self.cluster
-        return holders_of(
-            self.machine.node_inventory,
-            kubelet.recorded,
-            kubelet.pods,
-            None if isinstance(cluster, Unknown) else cluster.pods,
-            prepared=kubelet.prepared,
-            populated=kubelet.populated,
-        )
+        pods = None if isinstance(self.cluster, Unknown) else self.cluster.pods
+        return holders_of(self.machine.node_inventory, self.kubelet, pods)
 
     @property
     def snapshot(self) -> Snapshot | Unknown:

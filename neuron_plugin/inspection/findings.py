@@ -42,6 +42,11 @@ def known(fact: _Fact | Unknown) -> _Fact:
     return fact
 
 
+def known_or(fact: _Fact | Unknown, default: _Fact) -> _Fact:
+    """The fact, or ``default`` where it is not known."""
+    return default if isinstance(fact, Unknown) else fact
+
+
 class Level(enum.StrEnum):
     """How bad, from best to worst."""
 

@@ -34,8 +34,8 @@ from neuron_plugin.inspection.facts import (
     SocketSeen,
     serves_claims,
 )
-from neuron_plugin.inspection.findings import Unknown
-from neuron_plugin.inspection.holders import ask, read_populated, read_prepared, read_recorded
+from neuron_plugin.inspection.findings import Unknown, known_or
+from neuron_plugin.inspection.holders import ask, read_files
 from neuron_plugin.inspection.host import gather_host, gather_users
 from neuron_plugin.inspection.machine import InspectedNode, look, node_of
 from neuron_plugin.instance_file import load_catalogue
@@ -73,7 +73,7 @@ def gather(flags: Mapping[str, object], environ: Mapping[str, str]) -> Facts:
         SettingsError: --root or --config does not exist, or the instance types cannot be used.
     """
     node, daemon = gather_daemon(flags, environ)
-    machine = look(node.settings, environ, () if isinstance(daemon.disabled, Unknown) else daemon.disabled)
+    machine = look(node.settings, environ, known_or(daemon.disabled, ()))
     host = gather_host(node.root, machine.paths, in_pod=IN_POD in environ)
     expected = flags.get("kubelet_dir") is not None or not host.simulated
     settings = with_node_name(node.settings, environ)
@@ -97,8 +97,7 @@ def gather(flags: Mapping[str, object], environ: Mapping[str, str]) -> Facts:
     if isinstance(daemon.disabled, Unknown) and isinstance(cluster, ClusterFacts):
         with suppress(IdListError):
             machine = replace(machine, disabled=disabled_devices(cluster.annotations.get(DISABLE_KEY, "")))
-    files = () if isinstance(host.nodes, Unknown) else host.nodes
-    nodes = {file.device: machine.paths.dev / f"neuron{file.device}" for file in files}
+    nodes = {file.device: machine.paths.dev / f"neuron{file.device}" for file in known_or(host.nodes, ())}
     try:
         users = gather_users(nodes, node.proc, settings.kubelet_dir / KUBELET_SOCKET)
     except Exception as error:  # noqa: BLE001 - on a broken node the rest is wanted most
@@ -247,7 +246,7 @@ async def gather_kubelet(settings: PluginSettings, *, expected: bool, dial_secon
         registry = directory.parent / REGISTRY
     ours_or_dra = (*registry.glob(f"*{VENDOR_DRIVER}*.sock"), *registry.glob(f"{OUR_SOCKETS}*.sock"))
     plugins = [path for path in sockets if path != own] + sorted(ours_or_dra)
-    recorded, prepared = read_recorded(directory), read_prepared(settings)
+    files = read_files(settings).with_processes(settings.cgroup)
     return Kubelet(
         directory,
         own_socket=SocketSeen(own, is_served(own)) if own in sockets else None,
@@ -255,9 +254,9 @@ async def gather_kubelet(settings: PluginSettings, *, expected: bool, dial_secon
         registry_seen=os.access(registry, os.R_OK | os.X_OK),
         allocatable=await ask(pod_resources, lambda kubelet: kubelet.allocatable()),
         pods=await ask(pod_resources, lambda kubelet: kubelet.list()),
-        recorded=recorded,
-        prepared=prepared,
-        populated=read_populated(settings.cgroup, recorded, prepared),
+        recorded=files.recorded,
+        prepared=files.prepared,
+        populated=files.populated,
     )
 
 

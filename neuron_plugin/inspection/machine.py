@@ -23,7 +23,7 @@ from neuron_plugin.allocation import NodeInventory, PodReference, PodUid
 from neuron_plugin.hardware import EVERY_DEVICE, Inventory, MachinePaths, read_inventory
 from neuron_plugin.hardware.core_counters import HAS_LIVE_TIME, CoreCounterReader
 from neuron_plugin.hardware.health_signals import Verdict
-from neuron_plugin.inspection.findings import Unknown
+from neuron_plugin.inspection.findings import Unknown, known_or
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.plugin.health import FILE_NAME, Baseline, judge_once
 from neuron_plugin.plugin.health import load as load_baseline
@@ -167,7 +167,7 @@ def look(settings: PluginSettings, environ: Mapping[str, str], disabled: tuple[i
         inventory=inventory,
         types=types,
         named_type=settings.instance_type,
-        verdicts=judge_once(inventory, settings.health, {} if isinstance(memory, Unknown) else memory),
+        verdicts=judge_once(inventory, settings.health, known_or(memory, {})),
         memory=memory,
         disabled=disabled,
     )

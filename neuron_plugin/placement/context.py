@@ -13,7 +13,7 @@ from neuron_plugin.cluster import ApiServer, ClusterError, Election, ObjectRefer
 from neuron_plugin.cluster.api import REQUEST_SECONDS, send
 from neuron_plugin.cluster.writes import create_event, utc_now
 from neuron_plugin.decision_log import DecisionLog
-from neuron_plugin.metrics import Counts
+from neuron_plugin.metrics import MetricCounts
 from neuron_plugin.placement.leadership import Readiness
 from neuron_plugin.placement.metrics import new_counts
 from neuron_plugin.placement.state import ClusterState
@@ -99,7 +99,7 @@ class Context:
     state: ClusterState
     ready: Readiness
     instance: str
-    metrics: Counts = field(default_factory=new_counts)
+    metrics: MetricCounts = field(default_factory=new_counts)
     decisions: DecisionLog = field(default_factory=DecisionLog)
     election: Election | None = None
     times: Times = field(default_factory=Times)

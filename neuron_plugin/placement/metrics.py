@@ -12,7 +12,7 @@ from neuron_plugin.allocation.group import GroupName
 from neuron_plugin.allocation.preflight import PreflightState
 from neuron_plugin.allocation.rejection import PREFLIGHT_DUE
 from neuron_plugin.build import Build
-from neuron_plugin.metrics import Counts, Row, Samples, Table
+from neuron_plugin.metrics import MetricCounts, MetricRow, Samples, Table
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.planning.device_hours import PARTS, Share
 from neuron_plugin.planning.domains import common_depth
@@ -21,7 +21,7 @@ from neuron_plugin.topology import Geometry, Unit, sets_by_count
 MOST_SIZED_DEVICES = 16
 """Pods that ask for more devices than this are one size in metrics."""
 
-_ROWS: Mapping[str, Row] = {
+_ROWS: Mapping[str, MetricRow] = {
     "plugin_build_info": ("gauge", Build._fields, "Always 1; which build this is."),
     "extender_leader": ("gauge", (), "1 on the replica that may bind, 0 on the others."),
     "extender_verb_seconds": (
@@ -149,8 +149,8 @@ _ROWS: Mapping[str, Row] = {
 }
 
 METRICS = Table("neuron_", _ROWS)
-new_counts = partial(Counts, METRICS, "extender_")
-"""Counts of a controller that starts."""
+new_counts = partial(MetricCounts, METRICS, "extender_")
+"""The counts of a controller that starts."""
 
 _Values = dict[tuple[str, ...], float]
 

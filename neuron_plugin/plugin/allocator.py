@@ -20,7 +20,7 @@ from typing import Protocol
 from neuron_plugin.allocation import NeuronPod, PodUid, Resource
 from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.kubelet import AllocationRefusedError, ContainerAllocation
-from neuron_plugin.metrics import Counts
+from neuron_plugin.metrics import MetricCounts
 from neuron_plugin.plugin.answers import (
     AllocateCall,
     Answer,
@@ -67,7 +67,7 @@ class Allocator:
     something, on the node's clock: PodResources is never listed while a call is under way.
     """
 
-    def __init__(self, node: LocalNode, settings: PluginSettings, pods: PodLister | None, counts: Counts) -> None:
+    def __init__(self, node: LocalNode, settings: PluginSettings, pods: PodLister | None, counts: MetricCounts) -> None:
         """Without ``pods`` there is no API server."""
         self.log = CallLog(settings.node_name)
         self.events: deque[PodEvent] = deque(maxlen=256)
@@ -162,10 +162,11 @@ class Allocator:
         given = container_allocation(has.geometry, resource, answer.mask, container_style(self._settings, has))
         self._node.answered(PendingAnswer(reply, resource, call.ids, self._node.clock(), answer.pod, answer.container))
         self._latest_reply = reply.id
-        self._counts.add("allocations_total", resource.value)
         if unlinked:
             answer = replace(answer, reason=f"{answer.reason}; not linked: {unlinked}")
-        asyncio.get_running_loop().call_soon(self.log.allocated, snapshot, call, answer, given, reply.id)
+        loop = asyncio.get_running_loop()
+        loop.call_soon(self._counts.add, "allocations_total", resource.value)
+        loop.call_soon(self.log.allocated, snapshot, call, answer, given, reply.id)
         known = snapshot.inputs.pods.pods.get(answer.pod.uid) if answer.pod else None
         envs = {**given.envs, **ultraserver_variables(known, has)}
         return replace(given, envs=envs, annotations={ALLOCATION_KEY: reply.annotation()})

@@ -22,7 +22,7 @@ from neuron_plugin.allocation import NeuronPod
 from neuron_plugin.allocation.claims import ClaimDevice, ClaimResult, NeuronClaim, pool_of, read_device_name
 from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.kubelet.dra_service import ClaimReference, PreparedDevice, ReportedHealth
-from neuron_plugin.metrics import Counts
+from neuron_plugin.metrics import MetricCounts
 from neuron_plugin.plugin.container import (
     CDI_KIND,
     ContainerStyle,
@@ -215,7 +215,7 @@ class ClaimPreparer:
         node: LocalNode,
         settings: PluginSettings,
         source: ClaimSource,
-        counts: Counts,
+        counts: MetricCounts,
         times: PrepareTimes = PrepareTimes(),
     ) -> None:
         self._node = node

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.cluster.api import ConnectionSettingsError
-from neuron_plugin.metrics import Counts
+from neuron_plugin.metrics import MetricCounts
 from neuron_plugin.plugin.allocatable import AllocatableKeeper
 from neuron_plugin.plugin.allocator import Allocator
 from neuron_plugin.plugin.machine import DaemonTimes, Machine
@@ -38,7 +38,7 @@ class ClusterLink:
         settings: PluginSettings,
         node: LocalNode,
         rejudged: asyncio.Event,
-        counts: Counts,
+        counts: MetricCounts,
         machine: Machine,
         times: DaemonTimes,
     ) -> None:

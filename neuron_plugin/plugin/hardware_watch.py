@@ -14,7 +14,7 @@ from typing import Protocol
 from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.hardware import Inventory, MachinePaths, read_inventory
 from neuron_plugin.hardware.events import InventoryWatcher, WatchPeriods, open_uevents
-from neuron_plugin.metrics import Counts
+from neuron_plugin.metrics import MetricCounts
 from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.node_inventory import node_inventory
@@ -48,7 +48,7 @@ class HardwareWatch:
         node: LocalNode,
         health: Judge,
         cluster: ClusterLink | None,
-        counts: Counts,
+        counts: MetricCounts,
     ) -> None:
         self.found = asyncio.Event()
         self._settings = settings

@@ -10,14 +10,14 @@ from neuron_plugin import __version__
 from neuron_plugin.allocation import Resource
 from neuron_plugin.allocation.keys import DISABLE_KEY
 from neuron_plugin.build import Build
-from neuron_plugin.metrics import Counts, Row, Samples, Table
+from neuron_plugin.metrics import MetricCounts, MetricRow, Samples, Table
 from neuron_plugin.plugin.snapshot import Snapshot
 from neuron_plugin.plugin.utilization import UseByContainer
 from neuron_plugin.topology import cores_in
 
 _STATES = ("free", "allocated", "allocated_as_other", "unhealthy", "disabled", "cooling_down")
 
-_ROWS: Mapping[str, Row] = {
+_ROWS: Mapping[str, MetricRow] = {
     "build_info": ("gauge", Build._fields, "Always 1; which build this is."),
     "info": (
         "gauge",
@@ -141,8 +141,8 @@ _ROWS: Mapping[str, Row] = {
 
 
 METRICS = Table("neuron_plugin_", _ROWS)
-new_counts = partial(Counts, METRICS)
-"""Counts of a daemon that starts."""
+new_counts = partial(MetricCounts, METRICS)
+"""The counts of a daemon that starts."""
 
 
 def snapshot_samples(snapshot: Snapshot, resources: Sequence[Resource]) -> dict[str, Samples]:

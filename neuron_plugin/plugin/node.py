@@ -22,13 +22,11 @@ from neuron_plugin.kubelet.dra_state import DraState
 from neuron_plugin.plugin.inputs import (
     LISTED_SECONDS,
     PENDING,
-    AllocationKey,
     HoldDown,
     Inputs,
     NodePods,
     PendingAnswer,
     Recorded,
-    RecordedAllocation,
     claim_allocations,
     named,
     recorded_allocation,
@@ -246,25 +244,16 @@ class LocalNode:
         """
         if self._inputs is None:
             return
-        uids = {(pod.reference.namespace, pod.reference.name): pod.kubelet_uid for pod in self.pods.pods.values()}
-        known = {entry.key: entry for entry in self._inputs.recorded.entries.values()}
+        recorded, resources = self._inputs.recorded, self.options.resources or tuple(Resource)
+        uids = {str(pod.reference): pod.kubelet_uid for pod in self.pods.pods.values()}
+        replies = {(answer.resource, answer.ids): answer.reply for answer in self._inputs.pending}
         entries = []
-        for pod in listed:
-            uid = uids.get((pod.namespace, pod.name), PodUid(f"{pod.namespace}/{pod.name}"))
-            for container in pod.containers:
-                if container.resource not in (self.options.resources or tuple(Resource)):
-                    continue
-                key = AllocationKey(uid, container.container, Resource(container.resource))
-                ids = tuple(sorted(int(text) for text in container.ids if text.isdecimal()))
-                answers = [
-                    answer.reply
-                    for answer in self._inputs.pending
-                    if (answer.resource, answer.ids) == (key.resource, ids)
-                ]
-                before = known.get(key)
-                reply = answers[-1] if answers else before.reply if before and before.ids == ids else None
-                entries.append(RecordedAllocation(key, ids, reply))
-        recorded = self._inputs.recorded
+        for entry in (entry for pod in listed for entry in pod.entries(uids.get(str(pod), str(pod)))):
+            if entry.resource in resources:
+                has = recorded_allocation(entry)
+                before = recorded.entries.get(has.key)
+                known = before.reply if before and before.ids == has.ids else None
+                entries.append(replace(has, reply=replies.get((has.key.resource, has.ids), known)))
         proof = began_at if began_at >= self._kubelet_restarted_at + LISTED_SECONDS else None
         self._replace(
             replace(

@@ -23,7 +23,7 @@ from neuron_plugin.allocation.keys import DISABLE_KEY, INVENTORY_KEY
 from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.cluster import ApiServer, Node, Reflector, Scope
 from neuron_plugin.cluster.objects import NODES
-from neuron_plugin.metrics import Counts
+from neuron_plugin.metrics import MetricCounts
 from neuron_plugin.plugin.publisher import Publisher
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class NodeWatch:
         changed: asyncio.Event,
         counted: asyncio.Event,
         publisher: Publisher,
-        counts: Counts,
+        counts: MetricCounts,
     ) -> None:
         self._counts = counts
         self.interrupted = counts.interrupted

@@ -24,7 +24,7 @@ from neuron_plugin.cluster import ApiRequest, ApiServer, ClusterError, Pod, Refl
 from neuron_plugin.cluster.api import REQUEST_SECONDS, send
 from neuron_plugin.cluster.claims import RESOURCE_CLAIMS, neuron_claim
 from neuron_plugin.cluster.pods import PODS, neuron_pod
-from neuron_plugin.metrics import Counts
+from neuron_plugin.metrics import MetricCounts
 from neuron_plugin.plugin.node import LocalNode
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class PodWatch:
         node_name: str,
         own_uid: str,
         deadline_seconds: float,
-        counts: Counts,
+        counts: MetricCounts,
         *,
         connect_seconds: float,
     ) -> None:

@@ -32,7 +32,7 @@ from neuron_plugin.backoff import CLOCK, NEVER, Backoff, every
 from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, Reflector, Scope
 from neuron_plugin.cluster.api import JsonObject, send
 from neuron_plugin.cluster.claims import RESOURCE_SLICES, ResourceSlice
-from neuron_plugin.metrics import Counts
+from neuron_plugin.metrics import MetricCounts
 from neuron_plugin.telemetry import Problem
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class SliceKeeper:
     ``dropped`` is what the API server ignores of it.
     """
 
-    def __init__(self, node_name: str, driver: str, counts: Counts) -> None:
+    def __init__(self, node_name: str, driver: str, counts: MetricCounts) -> None:
         self.dropped: tuple[str, ...] = ()
         self.published = False
         """Whether the API server shows the slice as it should be."""

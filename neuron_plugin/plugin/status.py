@@ -13,7 +13,7 @@ from neuron_plugin.decision_log import DecisionLog, decisions_document
 from neuron_plugin.http_server import ProbeAnswer
 from neuron_plugin.kubelet import DevicePluginServer, KubeletCounters
 from neuron_plugin.kubelet.dra_service import DraServer
-from neuron_plugin.metrics import Counts, Samples
+from neuron_plugin.metrics import MetricCounts, Samples
 from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.health_watch import HealthWatch
 from neuron_plugin.plugin.metrics import METRICS, snapshot_samples, utilization_samples
@@ -42,7 +42,7 @@ class PluginStatus:
         servers: Sequence[DevicePluginServer | DraServer],
         health: HealthWatch,
         decisions: DecisionLog,
-        counts: Counts,
+        counts: MetricCounts,
         kubelet_counters: KubeletCounters,
         cluster: ClusterLink | None,
         utilization: UtilizationWatch,

@@ -23,7 +23,7 @@ from neuron_plugin.hardware import Device, EccCounts, Inventory
 from neuron_plugin.hardware.core_counters import CoreCounters
 from neuron_plugin.hardware.device import HealthReadings, NodeState
 from neuron_plugin.kubelet import Advertisement, DevicePluginServer, DirectoryWatch, KubeletCounters
-from neuron_plugin.metrics import Counts
+from neuron_plugin.metrics import MetricCounts
 from neuron_plugin.plugin.inputs import HoldDown, Inputs
 from neuron_plugin.plugin.metrics import METRICS, new_counts
 from neuron_plugin.plugin.node import NodeOptions
@@ -88,7 +88,7 @@ class Parts:
     silent: dict[str, str] = field(default_factory=dict)
     hardware: Inventory | None = None
     decisions: DecisionLog = field(default_factory=DecisionLog)
-    counts: Counts = field(default_factory=new_counts)
+    counts: MetricCounts = field(default_factory=new_counts)
     kubelet: KubeletCounters = field(default_factory=KubeletCounters)
     age: float | None = None
     writes: WriteQueue | None = None

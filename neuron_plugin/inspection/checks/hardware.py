@@ -21,6 +21,7 @@ from neuron_plugin.inspection.findings import (
     NotCheckedError,
     Unknown,
     known,
+    known_or,
     note,
     ok,
     problem,
@@ -311,7 +312,7 @@ def check_health(facts: Facts) -> Findings:
             else:
                 why = "the device is not offered once this has lasted, as the health settings say"
                 yield note(seen, why, "run this again later")
-    daemons = () if isinstance(facts.daemon.unhealthy, Unknown) else facts.daemon.unhealthy
+    daemons = known_or(facts.daemon.unhealthy, ())
     if unseen := {int(device) for device, verdict in verdicts.items() if verdict.healthy} & set(daemons):
         yield problem(
             f"the daemon reports {named('device', unseen)} unhealthy, and sysfs shows no error",
