@@ -171,8 +171,8 @@ async def cluster_report(
         gathered.add("leases.json", Unknown(str(error)))
     try:
         selector = {"labelSelector": "app.kubernetes.io/name=neuron-plugin"}
-        asked_for = ApiRequest("GET", PODS.collection(namespace), selector)
-        ours = PODS.decode_page(await send(api, asked_for, timeout_seconds=PAGE_SECONDS)).records
+        request = ApiRequest("GET", PODS.collection(namespace), selector)
+        ours = PODS.decode_page(await send(api, request, timeout_seconds=PAGE_SECONDS)).records
     except ClusterError as error:
         gathered.add("our-pods", Unknown(str(error)))
         return gathered
@@ -184,12 +184,12 @@ async def cluster_report(
     for pod in chosen:
         base, folder = PODS.item(pod.name, namespace), f"our-pods/{pod.name}"
         log = ApiRequest("GET", f"{base}/log", {"tailLines": str(LOG_LINES), "timestamps": "true"})
-        asked = {"log.txt": log}
+        requests = {"log.txt": log}
         for path in PAGES:
             plain, _, query = path.partition("?")
             proxied = PODS.item(f"http:{pod.name}:{_PORTS[_component(pod)]}", namespace)
-            asked[f"{plain[1:]}.txt"] = ApiRequest("GET", f"{proxied}/proxy{plain}", {query: ""} if query else {})
-        for name, request in asked.items():
+            requests[f"{plain[1:]}.txt"] = ApiRequest("GET", f"{proxied}/proxy{plain}", {query: ""} if query else {})
+        for name, request in requests.items():
             try:
                 gathered.add(f"{folder}/{name}", await send(api, request, timeout_seconds=PAGE_SECONDS))
             except ClusterError as error:

@@ -78,8 +78,9 @@ class SocketSeen:
 class Kubelet(PodRecords):
     """The kubelet's side. ``unreadable`` says why its directory could not be listed; ``missing``: it does not exist.
 
-    ``own_socket`` is kubelet.sock, ``plugins`` the other sockets beside it and those of Neuron in the plugin registry;
-    ``registry_seen`` is whether that could be listed. ``allocatable`` are ids by resource, as PodResources has them.
+    ``own_socket`` is kubelet.sock. ``plugins`` are the other sockets beside it, and Neuron's sockets in the plugin
+    registry; ``registry_seen`` is whether that could be listed. ``allocatable`` are ids by resource, as PodResources
+    has them.
     """
 
     directory: Path
@@ -132,9 +133,9 @@ class DeviceUsers:
 class Daemon:
     """What the daemon says of itself. ``file`` is its configuration, if known; ``fault`` why that cannot be used.
 
-    ``resources`` are those that it is set to advertise, where that is known. ``visible_devices_env`` is whether it sets
-    the variable that the OCI hook reads. ``silent`` are its lines about sources that do not work. ``unhealthy`` are the
-    devices that it reports unhealthy, ``disabled`` those that an operator has taken out of service.
+    ``resources`` are those in its settings; None if they are not known. ``visible_devices_env``: it sets the variable
+    that the OCI hook reads. ``silent`` are its lines about sources that do not work. ``unhealthy`` are the devices that
+    it reports unhealthy, ``disabled`` those that an operator has taken out of service.
 
     ``driver`` is its name as a driver of claims, empty where it is a device plugin. Then ``placed_claims`` is whether
     the placement controller allocates, ``cdi`` the names of the devices in its CDI file, and ``registered`` whether the
@@ -153,7 +154,7 @@ class Daemon:
     cdi: frozenset[str] | Unknown = frozenset()
     registered: bool | Unknown = False
 
-    def unasked(self, why: Unknown) -> Daemon:
+    def without_answer(self, why: Unknown) -> Daemon:
         """What is known where the daemon itself says nothing."""
         return replace(self, silent=why, unhealthy=why, disabled=why, registered=why)
 

@@ -71,7 +71,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 Findings: TypeAlias = Generator[Finding, None, str]
-"""A check under way: it yields what it finds, and returns what is "ok" if it found nothing."""
+"""A check under way: it yields its findings, and returns the text of "ok" in case there are none."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

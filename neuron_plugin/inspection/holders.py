@@ -2,9 +2,9 @@
 
 The checkpoint has pod UIDs, plain init containers, and our own reply, which says what a container was given. What pods
 have by claims stands in another file of the kubelet's, by the UIDs of pods, too. Neither has names, and both keep ended
-pods for a while. The API server says which pods live. Without an API server, PodResources does: its list is taken for
-what the checkpoint would hold if the kubelet wrote it now. Where the checkpoint cannot be read or has no entry,
-PodResources' list is taken for the checkpoint.
+pods for a while. The API server says which pods live. Without an API server, PodResources does: its list stands for a
+checkpoint that the kubelet would write now. Where the checkpoint cannot be read or has no entry, PodResources' list is
+taken for the checkpoint.
 
 PodResources ``List`` may, in rare moments, lose a reservation that is being made (kubernetes/kubernetes#137534), so a
 command that keeps watching asks seldom, however often it looks at the hardware.
@@ -91,7 +91,7 @@ class HolderReading:
         self._records = PodRecords()
 
     def read(self, node: NodeInventory | None) -> Holders:
-        """The holders, in terms of what the node has; None: it has no device."""
+        """The holders on a node with this inventory; None: it has no device."""
         now = self._clock()
         if node and now - self._read_at >= self._seconds:
             self._read_at = now

@@ -93,7 +93,7 @@ class KubeletFile(ABC, Generic[Content]):
             return _CANNOT_STAT
 
     def read(self) -> Content:
-        """Read the whole file. Its version is that of the file which was read, also if it is replaced meanwhile.
+        """Read the whole file. Its version is the read file's own, also if the file is replaced meanwhile.
 
         Raises:
             CheckpointError: the file cannot be opened, is larger than 64 MiB, or has an unknown shape.
@@ -128,7 +128,7 @@ class CheckpointFile(KubeletFile[Checkpoint]):
 
 
 class RecordFile(Protocol[Content_co]):
-    """A file in which the kubelet records allocations, or what stands for it."""
+    """The kubelet's file of allocations, or a stand-in for it."""
 
     def version(self) -> Version | None:
         """What differs between two versions of the file, by one stat."""

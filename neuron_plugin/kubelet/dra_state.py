@@ -84,7 +84,7 @@ def parse_dra_state(data: bytes, drivers: Collection[str]) -> tuple[PreparedClai
     """The claims in the text of the file that have devices of one of ``drivers``.
 
     Raises:
-        CheckpointError: the text has another shape than that of Kubernetes 1.34 to 1.36.
+        CheckpointError: the text does not have the shape of Kubernetes 1.34 to 1.36.
     """
     try:
         document = msgspec.json.decode(msgspec.json.decode(data, type=_File).data, type=_Data)

@@ -46,7 +46,7 @@ class ContainerDevices:
 class PodDevices:
     """One active pod of the node; ``containers`` has an entry for each container and resource with devices.
 
-    ``claims`` are the names of the claims, of whatever driver, by which its containers have devices.
+    ``claims`` are the names of its containers' claims for devices of any driver.
     """
 
     namespace: str

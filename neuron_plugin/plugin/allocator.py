@@ -77,7 +77,7 @@ class Allocator:
         self._settings = settings
         self._pods = pods
         self._counts = counts
-        self._asked: PreferenceRequest | None = None
+        self._preference_request: PreferenceRequest | None = None
         self._latest_reply = ""
 
     async def preferred(
@@ -86,7 +86,7 @@ class Allocator:
         """Choose the ids that the next Allocate should carry."""
         request = PreferenceRequest(Resource(resource), _parsed(available), _parsed(must_include), size)
         with self._counted("preference_seconds", resource):
-            self._asked = request  # the caller may give up while this waits
+            self._preference_request = request  # the caller may give up while this waits
             self._node.see_offered(request.resource, set(request.available) - set(request.must_include))
             await self._node.disabled_known.wait()
             async with self._node.listing:
@@ -102,7 +102,7 @@ class Allocator:
                     preference = preference_for(snapshot, request)
                     if not may_improve(snapshot, request, preference):
                         break
-            self._asked = request
+            self._preference_request = request
         asyncio.get_running_loop().call_soon(self.log.preferred, self._snapshot(), request, preference)
         return [str(number) for number in preference.ids]
 
@@ -116,9 +116,9 @@ class Allocator:
         with self._counted("allocate_seconds", resource):
             await self._node.disabled_known.wait()  # at the start of the daemon only
             drawn = AllocateCall(Resource(resource), _parsed(ids))
-            asked, self._asked = self._asked, None
-            if asked and asked.leads_to(drawn.resource, drawn.ids):
-                drawn = replace(drawn, after=asked)
+            request, self._preference_request = self._preference_request, None
+            if request and request.leads_to(drawn.resource, drawn.ids):
+                drawn = replace(drawn, after=request)
             began = self._node.clock()
             self._node.look_at_checkpoint()
             answer = answer_for(self._snapshot(), replace(drawn, latest=self._latest_pod(began)))

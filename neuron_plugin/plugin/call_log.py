@@ -63,8 +63,8 @@ class CallLog:
         """Take in an answer to Allocate; ``snapshot`` is of before."""
         what = (call.resource, answer.mask, answer.reason, call.ids)
         decision = self._record(snapshot, Step.ALLOCATED, *what, pod=answer.pod, container=answer.container)
-        asked, self._preferred = self._preferred, None
-        same_call = asked and (asked.resource, asked.chosen) == (call.resource, decision.offered)
+        preferred, self._preferred = self._preferred, None
+        same_call = preferred and (preferred.resource, preferred.chosen) == (call.resource, decision.offered)
         fields: dict[str, object] = {
             "resource": call.resource.value,
             "ids": format_ids(call.ids),
@@ -73,7 +73,7 @@ class CallLog:
             "cdi": " ".join(given.cdi_devices),
             "env": dict(given.envs),
         }
-        self._unrecorded[reply_id] = [asked, decision] if asked and same_call else [decision], fields
+        self._unrecorded[reply_id] = [preferred, decision] if preferred and same_call else [decision], fields
         if len(self._unrecorded) > REMEMBERED:
             del self._unrecorded[next(iter(self._unrecorded))]
 

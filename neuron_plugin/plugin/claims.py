@@ -1,4 +1,4 @@
-"""The kubelet's question about claims: which CDI devices the containers of a pod get for what was allocated to it.
+"""The kubelet's question about claims: which CDI devices the containers of a pod get for its allocated devices.
 
 ``NodePrepareResources`` chooses nothing. The devices stand in the claim's allocation, and their names say which silicon
 they are. What is decided here is whether that silicon is free: the API server frees a claim when its pod is deleted by
@@ -173,7 +173,7 @@ def held_by_others(snapshot: Snapshot, claim: NeuronClaim, mask: CoreMask) -> st
 
 
 def health_of(snapshot: Snapshot, node_name: str) -> tuple[ReportedHealth, ...]:
-    """The health of all devices and of what pods have by claims, for the kubelet to show in the status of pods."""
+    """The health of all devices and of the devices of claims. The kubelet shows it in the status of pods."""
     inventory, pool = snapshot.inventory, pool_of(node_name)
     names = {f"neuron-{device}" for device in range(inventory.geometry.device_count)}
     names |= {name for entry in snapshot.inputs.recorded.entries.values() for name in entry.claim_devices}
@@ -313,7 +313,7 @@ class ClaimPreparer:
         return _Call(read, names)
 
     def _conflict(self, call: _Call) -> str:
-        """Why a call has to wait, by what is known now; empty if it need not."""
+        """Why a call has to wait now; empty if it need not."""
         self._node.look_at_claims()
         self._node.look_at_checkpoint()
         snapshot = self._snapshot()

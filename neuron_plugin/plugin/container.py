@@ -246,7 +246,7 @@ def cdi_variables(pods: Iterable[NeuronPod], inventory: NodeInventory) -> dict[s
 
 
 def write_cdi_files(settings: PluginSettings, has: NodeInventory, pods: Iterable[NeuronPod]) -> bool:
-    """Write what CDI names mean on this node, and for its ``pods``; whether that of the devices was written.
+    """Write the CDI files of this node and of its ``pods``; whether the file of the devices was written.
 
     Raises:
         OSError: the directory cannot be made or written.

@@ -1,9 +1,9 @@
 """The node daemon: hardware in, devices out to the kubelet, assignments in from the cluster.
 
 Each job reads one source, compares it with the last time, and puts what is new into ``LocalNode``; one publishes what
-follows from all of them. ``every`` is the frame of those that look again and again.
-Start-up is in the order of what a pod needs: the hardware, what the kubelet has recorded, registration. The API
-server's client and the HTTP server are slow to import and come after.
+follows from all of them. ``every`` is the frame of those that look again and again. A pod needs the hardware first,
+then the kubelet's record, then the registration: start-up has this order. The API server's client and the HTTP server
+are slow to import and come after.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class NodeDaemon:
         self.utilization = UtilizationWatch(settings, node, machine, cluster)
         decisions = self.allocator.log.decisions
         self.status = PluginStatus(
-            node, self.kubelet.faces, self.health, decisions, counts, kubelet_counters, cluster, self.utilization
+            node, self.kubelet.all_servers, self.health, decisions, counts, kubelet_counters, cluster, self.utilization
         )
         if cluster:
             node.disabled_known.clear()
@@ -165,7 +165,7 @@ class NodeDaemon:
 
 
 async def keep_condition(name: str, status: PluginStatus, publisher: Publisher, times: DaemonTimes) -> None:
-    """Say on the Node object that pods can get devices here at once, and that they cannot once that has lasted."""
+    """Keep the Node's condition: True at once if pods can get devices here, False once they could not for some time."""
     loop = asyncio.get_running_loop()
     last_ready = loop.time()
 

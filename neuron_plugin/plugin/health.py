@@ -93,10 +93,10 @@ class HealthRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
           sram-ecc: {threshold: 5}
           hw-error: {action: unhealthy, keep-firing-for-seconds: 600}
 
-    What is not named keeps its default. The defaults are strict with what the hardware reports, and careful with the
-    kernel log, in which a pod that has any Neuron device can write about every device: a line that names a device stops
-    new pods on that device for an hour; a line that names none is a warning, because one line must not empty a node.
-    A device that is missing cannot be handed out, so there is no rule for that.
+    What is not named keeps its default. The defaults are strict with reports of the hardware and careful with the
+    kernel log: a pod that has any Neuron device can write there about every device. A line that names a device stops
+    new pods on that device for an hour. A line that names none is a warning, because one line must not empty a node. A
+    device that is missing cannot be handed out, so there is no rule for that.
 
     A condition that returns within ``flapping_window_seconds`` keeps firing for at least ``FIRST_HOLD_SECONDS`` after
     its cause has gone, twice as long each further time, up to ``LONGEST_HOLD_SECONDS``: however fast a signal flaps,

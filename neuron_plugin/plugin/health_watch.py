@@ -3,8 +3,8 @@
 A source that cannot start is named, in readiness and metrics, and the others go on. Every change is logged and becomes
 an event on the node. A node condition is written if ``--node-condition`` names one. It is True when all is well, like
 the node's ``Ready``: True with every device healthy, False with one that is not handed out, Unknown before any device
-was seen. Its name may not be that of a condition that another program writes. In particular it is not the node problem
-detector's ``NeuronHealth``, which is True when something is *wrong*; ``NeuronDevicesHealthy`` says what it means.
+was seen. Choose a name that no other program writes, such as ``NeuronDevicesHealthy``. The node problem detector writes
+``NeuronHealth``, which is True when something is *wrong*.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from neuron_plugin.plugin.settings import PluginSettings
 logger = logging.getLogger(__name__)
 
 UEVENTS, KERNEL_LOG, SYSFS, MEMORY = "uevents", "kernel-log", "sysfs", "memory"
-"""Sources of what is known about health, by the names under which their problems are reported."""
+"""The sources of health, by the names in reports of their problems."""
 
 _MOST_MESSAGE = 1024
 """Characters of a node condition's message that are shown."""

@@ -1,6 +1,6 @@
 """All that the daemon has to do with its kubelet: who has what, registration, and asking for the kubelet's pods.
 
-Devices are offered only once it is known who has which of them. Then every resource is kept registered, by one server
+No device is offered before the holder of each device is known. Then every resource is kept registered, by one server
 each, through every restart of the kubelet.
 """
 
@@ -84,10 +84,10 @@ class KubeletLink:
     @property
     def follows(self) -> bool:
         """Whether the kubelet follows any resource, or the driver."""
-        return any(server.registered.is_set() for server in self.faces)
+        return any(server.registered.is_set() for server in self.all_servers)
 
     @property
-    def faces(self) -> tuple[DevicePluginServer | DraServer, ...]:
+    def all_servers(self) -> tuple[DevicePluginServer | DraServer, ...]:
         """All that the kubelet may follow here: the resources, or the driver of claims."""
         return (self.dra,) if self.dra else tuple(self.servers)
 
@@ -111,7 +111,7 @@ class KubeletLink:
             async with asyncio.TaskGroup() as tasks:
                 for watch in {self._kubelet_watch, self._registry_watch}:
                     tasks.create_task(watch.run(), name=f"watch {watch.directory}")
-                for server in self.faces:
+                for server in self.all_servers:
                     tasks.create_task(server.run(), name=f"register {server.resource}")
                 await every(NEVER, look, woken)
 
@@ -123,10 +123,10 @@ class KubeletLink:
 
     async def stop(self) -> None:
         """End every stream and remove every socket."""
-        await asyncio.gather(*(server.stop() for server in self.faces))
+        await asyncio.gather(*(server.stop() for server in self.all_servers))
 
     async def list_if_unreadable(self) -> None:
-        """Wait until PodResources has said who has what, where the checkpoint cannot be read.
+        """If the checkpoint cannot be read, wait for PodResources to list who has what.
 
         A kubelet that serves kubelet.sock and no PodResources is waited for no longer than a moment.
         """
@@ -148,7 +148,7 @@ class KubeletLink:
             await asyncio.sleep(self._times.start_poll)
 
     async def look_for_unknown_pods(self) -> None:
-        """Hold down what processes of pods have open that neither the API server nor the checkpoint names.
+        """Hold down devices that are open in processes of pods unknown to both the API server and the checkpoint.
 
         Such a pod may have been deleted by force while the plugin was away. A pod that only watches devices is known
         to the API server, and is no longer held down when the pods are listed.

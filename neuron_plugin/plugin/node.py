@@ -53,8 +53,8 @@ class NodeTimes:
     is idle. ``longest_pause``: between two messages to a kubelet that cannot write its file, such as on a full disk.
     ``record``: how long the kubelet may take to record an answer, before anything else is sent to it.
 
-    ``unknown``: how long neither kubelet nor cluster is shown what an unknown pod has open: the pods may not be listed
-    yet.
+    ``unknown``: how long the devices that an unknown pod has open are kept from kubelet and cluster: the pods may not
+    be listed yet.
     """
 
     rewrite: float = 1.0
@@ -93,7 +93,7 @@ class NodeOptions:
 
 
 class LocalNode:
-    """The inputs of one node, the snapshot that follows from them, and what the kubelet is shown of it."""
+    """The inputs of one node, the snapshot that follows from them, and the devices as the kubelet sees them."""
 
     def __init__(
         self,
@@ -297,7 +297,7 @@ class LocalNode:
             self._replace(replace(self._inputs, pending=unseen))
 
     def hold_down(self, uid: PodUid, mask: CoreMask, reason: str) -> None:
-        """Hold down cores that a process of an unknown pod has open: neither API server nor kubelet say who has them.
+        """Hold down cores that a process of an unknown pod has open: neither API server nor kubelet knows that pod.
 
         Cores of other pods in the ledger are held down, too: the file may still show a pod that has ended.
         """
@@ -344,7 +344,7 @@ class LocalNode:
     # What goes to the kubelet.
 
     def advertise(self) -> None:
-        """Show the kubelet the devices as they are now; it hears only of what has changed."""
+        """Show the kubelet the devices as they are now. Only changes are sent."""
         snapshot = self.snapshot
         if snapshot:
             for resource, advertisement in self.advertisements.items():

@@ -44,19 +44,19 @@ GIVE_UP_SECONDS = 1.2
 COUNT_SECONDS = 1800.0
 """Between two looks at how many nodes there are."""
 FEW_NODES, MOST_STRETCH = 100, 5
-"""Up to so many nodes Leases are renewed as often as the settings say, from five times as many a fifth as often. By
-default that is every 10 s, as kubelets renew theirs."""
+"""Up to ``FEW_NODES`` nodes Leases are renewed as often as the settings say. With more nodes they are renewed less
+often, at least a fifth as often: by default every 10 s, as kubelets renew theirs."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseTimes:
-    """How long a Lease is good for, and how often it is renewed, in seconds."""
+    """How long a Lease lasts, and how often it is renewed, in seconds."""
 
     duration: float
     renew: float
 
     def spread_over(self, nodes: int) -> LeaseTimes:
-        """The times in a cluster of so many nodes.
+        """The times in a cluster of ``nodes`` nodes.
 
         By default all plugins together renew 50 times a second at most; with more than 500 nodes as often as kubelets.
         """

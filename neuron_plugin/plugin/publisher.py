@@ -52,7 +52,7 @@ _NOT_PERMITTED = frozenset({401, 403})
 class WriteTimes:
     """Seconds. ``timeout`` ends a request. Pauses after one without an answer grow from the first to the longest.
 
-    The same goes for the pauses between two rounds of what was not permitted.
+    Pauses between two rounds of requests that were not permitted grow likewise.
     """
 
     timeout: float = 10.0
@@ -66,7 +66,7 @@ TIMES = WriteTimes()
 
 
 class WriteQueue:
-    """Requests by subject, in the order in which the subjects came up."""
+    """Requests by subject, oldest subject first."""
 
     def __init__(self, clock: Clock = CLOCK, times: WriteTimes = TIMES) -> None:
         self._times = times
@@ -229,7 +229,7 @@ class Publisher:
         return events
 
     def _report_unhealthy(self, snapshot: Snapshot) -> None:
-        """Write on each pod, once, which of its devices have become unhealthy or healthy again.
+        """Write an event on each pod, once, when devices of it become unhealthy or healthy again.
 
         The reason may change all the time, as the count of an error does: that is no news for the pod.
         """

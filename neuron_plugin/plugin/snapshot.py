@@ -1,4 +1,4 @@
-"""What follows from the inputs of one moment: who has what, who waits for what, what is advertised.
+"""What follows from the inputs of one moment: allocations, waiting assignments, advertised devices.
 
 ``settle`` ends before what is over; ``writes`` says what pods should say then.
 """
@@ -54,7 +54,7 @@ class Snapshot:
 
     @cached_property
     def offered_mask(self) -> CoreMask:
-        """Healthy cores that neither an operator nor a hold-down keeps back, whether in use or not."""
+        """Healthy cores that no operator and no hold-down keeps back, in use or not."""
         return CoreMask(self.inventory.healthy_mask & ~mask_union(self.inputs.hold_downs))
 
     def mask_of(self, resource: Resource, ids: Iterable[int]) -> CoreMask:
@@ -104,7 +104,7 @@ class Snapshot:
 
     @cached_property
     def waiting(self) -> tuple[WaitingAssignment, ...]:
-        """The assigned sets that can still be given, as the pods were bound; of each pod that of its next container.
+        """For each pod the assigned set of its next container, if it can still be given; in the order of bindings.
 
         A pod with a started container waits for nothing: if the kubelet has lost its record of that pod, no other pod
         may be given its set.

@@ -45,7 +45,7 @@ async def uninstall_nodes(
 
 
 async def claims_in_use(api: ApiServer, names: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
-    """The claims by which pods have devices of these nodes, by node; such a pod cannot end without its driver.
+    """The claims with devices of these nodes, by node; such a pod cannot end without its driver.
 
     A claim names its devices by their pool, which is the node's, whatever the driver is called.
 

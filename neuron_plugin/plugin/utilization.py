@@ -1,7 +1,7 @@
 """How much each container uses its cores, from one reading of the driver's counters to the next: values, no I/O.
 
-A container is busy for the share of the last minutes in which its cores executed. It is idle once none of them has
-executed anything for some time. Nothing follows from it here: it is shown, and no pod loses a device for it.
+A container's busy share is the part of the last minutes that its cores executed. A container is idle once none of its
+cores has executed anything for some time. Nothing follows from it here: it is shown, and no pod loses a device for it.
 
 A counter that falls was zeroed by hand or with the driver: the counts since then are new. A counter that cannot be
 read makes nothing up: the share is not known, and the container is not idle.
@@ -25,7 +25,7 @@ _MICROSECONDS = 1e6
 PUBLISH_SECONDS = 300.0
 """The longest time until a value that has changed a little is published."""
 MUCH_SECONDS, MUCH_PERCENT = 60.0, 20
-"""A share that has changed by so much is published sooner."""
+"""A share that has changed by at least ``MUCH_PERCENT`` is published after ``MUCH_SECONDS``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class ContainerUse:
 
     @property
     def memory_bytes(self) -> int | None:
-        """Device memory allocated on the cores; None where that of one is not known."""
+        """Device memory allocated on the cores; None if it is not known for one of them."""
         parts = [core.memory_bytes for core in self.counters.values()]
         return None if None in parts else sum(filter(None, parts))
 
@@ -94,7 +94,7 @@ UseByContainer = Mapping[ContainerKey, ContainerUse]
 def holders_of(snapshot: Snapshot) -> CoreHolders:
     """The physical cores of each container of the pods that the API server shows; of re-used ones, the later has them.
 
-    A logical core is so many physical ones in a row. The order within a device is the driver's. Of a device with
+    A logical core is one or more physical cores in a row. The order within a device is the driver's. Of a device with
     another order, the share of a container that has only a part of it could be its neighbour's.
     """
     per_device, size = snapshot.inventory.geometry.cores_per_device, snapshot.inventory.logical_core_size
@@ -192,7 +192,7 @@ def is_news(published: Utilization, now: Utilization, seconds: float) -> bool:
 
 
 def idle_for(use: UseByContainer, now_unix: float, seconds: float) -> Iterable[ContainerKey]:
-    """The containers that have executed nothing for so long."""
+    """The containers that have executed nothing for ``seconds``."""
     return [
         key
         for key, container_use in use.items()

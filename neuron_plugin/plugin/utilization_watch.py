@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from contextlib import suppress
 
 from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.allocation.utilization import Utilization, duration_text, read_utilization, write_utilization
-from neuron_plugin.hardware import DriverVersion, parse_driver_version
+from neuron_plugin.hardware import parse_driver_version
 from neuron_plugin.hardware.core_counters import CoreCounterReader
 from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.machine import Machine
@@ -66,37 +66,28 @@ class UtilizationWatch:
             return
         holders = holders_of(snapshot)
         cores = sorted({core for cores in holders.values() for core in cores})
-        counters = await asyncio.to_thread(self._reader.read, cores, _driver(snapshot.inventory.driver_version))
+        driver = None
+        with suppress(ValueError):
+            driver = parse_driver_version(snapshot.inventory.driver_version)
+        counters = await asyncio.to_thread(self._reader.read, cores, driver)
         self.unix_seconds = self._machine.now_ns() / _NANOSECONDS
-        reading = Reading(self._machine.clock(), self.unix_seconds, counters)
-        self.use = use_after(self.use, holders, reading, self._restored())
-        self._publish(reading)
-        self._report(idle_for(self.use, reading.unix, self._settings.idle_event_after_seconds))
-
-    def _restored(self) -> Utilization:
-        return read_utilization(self._cluster.lease.found_utilization or "") if self._cluster else {}
-
-    def _publish(self, reading: Reading) -> None:
-        now = utilization_of(self.use, reading.unix, self._settings.idle_after_seconds)
-        if self._cluster and is_news(self._published, now, reading.at - self._published_at):
-            self._published, self._published_at = now, reading.at
-            self._cluster.lease.utilization = write_utilization(now)
-
-    def _report(self, idle: Iterable[ContainerKey]) -> None:
-        """Write an event for each container that has just been idle for the time that is set, if one is."""
-        seconds = self._settings.idle_event_after_seconds
-        if not (self._cluster and seconds):
+        reading, cluster, settings = (
+            Reading(self._machine.clock(), self.unix_seconds, counters),
+            self._cluster,
+            self._settings,
+        )
+        restored = read_utilization(cluster.lease.found_utilization or "") if cluster else {}
+        self.use = use_after(self.use, holders, reading, restored)
+        if cluster is None:
             return
-        idle_now = frozenset(idle)
-        for key in sorted(idle_now - self._reported, key=str):
-            idle_text = f"has executed nothing on its Neuron cores for {duration_text(seconds)}"
-            event = PodEvent(key.pod, EventReason.CORES_IDLE, f"container {key.container} {idle_text}; it keeps them")
-            self._cluster.publisher.write_pod_event(event, action="Measuring")
-        self._reported = idle_now
-
-
-def _driver(text: str) -> DriverVersion | None:
-    try:
-        return parse_driver_version(text)
-    except ValueError:
-        return None
+        now = utilization_of(self.use, reading.unix, settings.idle_after_seconds)
+        if is_news(self._published, now, reading.at - self._published_at):
+            self._published, self._published_at = now, reading.at
+            cluster.lease.utilization = write_utilization(now)
+        if seconds := settings.idle_event_after_seconds:
+            idle = frozenset(idle_for(self.use, reading.unix, seconds))
+            for key in sorted(idle - self._reported, key=str):
+                idle_text = f"has executed nothing on its Neuron cores for {duration_text(seconds)}"
+                text = f"container {key.container} {idle_text}; it keeps them"
+                cluster.publisher.write_pod_event(PodEvent(key.pod, EventReason.CORES_IDLE, text), action="Measuring")
+            self._reported = idle
