@@ -109,7 +109,7 @@ def picture(shown: ShownNode, *, ascii_only: bool = False) -> list[Line]:
     """The devices of a node with their links, and what the marks in them mean."""
     unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf") and not ascii_only
     marks, legend = occupancy(shown)
-    geometry = shown.has.geometry
+    geometry = shown.inventory.geometry
     grids = grids_of(geometry.topology, geometry.device_count)
     lines: list[Line] = []
     for grid in grids:
@@ -123,7 +123,7 @@ def picture(shown: ShownNode, *, ascii_only: bool = False) -> list[Line]:
 
 def occupancy(shown: ShownNode) -> tuple[dict[int, list[Segment]], dict[Segment, str]]:
     """A mark for each core, by device, and what the marks in use mean, pods first; pods from the 63rd on share one."""
-    ledger, geometry = shown.ledger or Ledger(), shown.has.geometry
+    ledger, geometry = shown.ledger or Ledger(), shown.inventory.geometry
     letters = [(letter, f"bold {_COLOURS[number % len(_COLOURS)]}") for number, letter in enumerate(_LETTERS)]
     containers: dict[str, list[str]] = {}
     for allocation in ledger.allocations:
@@ -138,7 +138,7 @@ def occupancy(shown: ShownNode) -> tuple[dict[int, list[Segment]], dict[Segment,
         marks[device] = []
         for core in cores_in(geometry.device_mask(device)):
             pods = {str(allocation.pod) for allocation in ledger.overlapping(1 << core)}
-            if device not in shown.has.present:
+            if device not in shown.inventory.present:
                 mark = ABSENT
             elif pods:
                 mark = letter_of.get(pods.pop(), SHARED) if len(pods) == 1 else SHARED

@@ -168,8 +168,8 @@ def _names(
     uids = {(entry.container, entry.resource, entry.ids): entry.pod_uid for entry in entries}
     names = {str(pod): PodReference(PodUid(str(pod)), pod.namespace, pod.name) for pod in listed}
     for pod in listed:
-        for has in pod.entries(""):
-            if uid := uids.get((has.container, has.resource, has.ids)):
+        for entry in pod.entries(""):
+            if uid := uids.get((entry.container, entry.resource, entry.ids)):
                 names.setdefault(uid, PodReference(PodUid(uid), pod.namespace, pod.name))
     for claim in claims:
         users = [pod for pod in listed if pod.namespace == claim.namespace and claim.name in pod.claims]

@@ -258,7 +258,7 @@ class ShownNode:
     ``offered_mask`` are the cores that are given to pods, in use or not, and ``free_mask`` those that are free.
     """
 
-    has: NodeInventory
+    inventory: NodeInventory
     links: Mapping[int, frozenset[int]]
     ledger: Ledger | None
     offered_mask: int
@@ -267,16 +267,16 @@ class ShownNode:
 
 def shown_machine(machine: InspectedMachine, holders: Holders) -> ShownNode | None:
     """The machine that was looked at; None without a device."""
-    if (has := machine.node_inventory) is None:
+    if (inventory := machine.node_inventory) is None:
         return None
     if snapshot := holders.snapshot:
-        return ShownNode(has, machine.links, holders.ledger, snapshot.offered_mask, snapshot.free_mask)
-    return ShownNode(has, machine.links, None, machine.usable_mask, machine.usable_mask)
+        return ShownNode(inventory, machine.links, holders.ledger, snapshot.offered_mask, snapshot.free_mask)
+    return ShownNode(inventory, machine.links, None, machine.usable_mask, machine.usable_mask)
 
 
 def topology_report(shown: ShownNode, report: MachineReport) -> TopologyReport:
     """The report of ``topology``; ``report`` is that of ``devices`` for the same machine."""
-    geometry, free = shown.has.geometry, shown.free_mask
+    geometry, free = shown.inventory.geometry, shown.free_mask
     sets, devices = [], []
     for count, masks in sets_by_count(geometry, Unit.DEVICE).items():
         fitting = tuple(geometry.whole_devices(mask) for mask in masks if mask & free == mask)

@@ -157,9 +157,11 @@ class Allocator:
         unlinked = "" if answer.assigned else snapshot.unlinked_text(resource, answer.mask)
         if unlinked and self._settings.topology_policy is TopologyPolicy.REQUIRED:
             raise self._refused(call, unlinked)
-        has = snapshot.inventory
-        reply = reply_for(has, secrets.token_hex(8), answer.mask)
-        given = container_allocation(has.geometry, resource, answer.mask, container_style(self._settings, has))
+        inventory = snapshot.inventory
+        reply = reply_for(inventory, secrets.token_hex(8), answer.mask)
+        given = container_allocation(
+            inventory.geometry, resource, answer.mask, container_style(self._settings, inventory)
+        )
         self._node.answered(PendingAnswer(reply, resource, call.ids, self._node.clock(), answer.pod, answer.container))
         self._latest_reply = reply.id
         if unlinked:
@@ -168,7 +170,7 @@ class Allocator:
         loop.call_soon(self._counts.add, "allocations_total", resource.value)
         loop.call_soon(self.log.allocated, snapshot, call, answer, given, reply.id)
         known = snapshot.inputs.pods.pods.get(answer.pod.uid) if answer.pod else None
-        envs = {**given.envs, **ultraserver_variables(known, has)}
+        envs = {**given.envs, **ultraserver_variables(known, inventory)}
         return replace(given, envs=envs, annotations={ALLOCATION_KEY: reply.annotation()})
 
     async def _reconsidered(self) -> AsyncIterator[Snapshot]:

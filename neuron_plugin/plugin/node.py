@@ -250,10 +250,10 @@ class LocalNode:
         entries = []
         for entry in (entry for pod in listed for entry in pod.entries(uids.get(str(pod), str(pod)))):
             if entry.resource in resources:
-                has = recorded_allocation(entry)
-                before = recorded.entries.get(has.key)
-                known = before.reply if before and before.ids == has.ids else None
-                entries.append(replace(has, reply=replies.get((has.key.resource, has.ids), known)))
+                allocation = recorded_allocation(entry)
+                before = recorded.entries.get(allocation.key)
+                known = before.reply if before and before.ids == allocation.ids else None
+                entries.append(replace(allocation, reply=replies.get((allocation.key.resource, allocation.ids), known)))
         proof = began_at if began_at >= self._kubelet_restarted_at + LISTED_SECONDS else None
         self._replace(
             replace(

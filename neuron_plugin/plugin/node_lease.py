@@ -103,7 +103,12 @@ class NodeLease:
             if self.serving or (self._held and not self._ended):
                 with problem:
                     await self._count_nodes(api)  # first: a Lease has to last until it is renewed next
-                    await self._renew(api)
+                    try:
+                        await self._claim(api)
+                    except ApiError as error:
+                        if not (error.missing or error.other_object):
+                            raise
+                        await self._claim(api)  # it is not the Lease that was seen last, which is forgotten now
 
         await every(lambda: self._times.renew, look, self._due)
 
@@ -133,14 +138,6 @@ class NodeLease:
             with suppress(ClusterError):
                 nodes = await count_of(api, NODES, timeout_seconds=self._configured.renew)
                 self._times = self._configured.spread_over(nodes)
-
-    async def _renew(self, api: ApiServer) -> None:
-        try:
-            await self._claim(api)
-        except ApiError as error:
-            if not (error.missing or error.other_object):
-                raise
-            await self._claim(api)  # it is not the Lease that was seen last, which is forgotten now
 
     async def _claim(self, api: ApiServer) -> None:
         """Write on the version that was seen last. Until there is an answer it is not known which version there is."""

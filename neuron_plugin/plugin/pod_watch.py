@@ -89,18 +89,18 @@ class PodWatch:
         value: the label alone would be compared with each event of each pod of the cluster.
         """
         unbound = Scope(field_selector="spec.nodeName=", label_selector=f"{NODE_KEY}={node_label(self._node_name)}")
-        promised: Reflector[Pod, NeuronPod] = Reflector(api, PODS, self._if_promised, scope=unbound)
+
+        def kept(pod: Pod) -> NeuronPod | None:
+            known = neuron_pod(pod)  # of a long name the label has only a part
+            return known if known.promised == self._node_name and not known.ended else None
+
+        promised: Reflector[Pod, NeuronPod] = Reflector(api, PODS, kept, scope=unbound)
 
         def changed(uid: str, old: NeuronPod | None, new: NeuronPod | None) -> None:  # noqa: ARG001 - a listener
             self._node.see_pods(replace(self._node.pods, promised=tuple(promised.values.values())))
 
         promised.subscribe(changed)
         await promised.run()
-
-    def _if_promised(self, pod: Pod) -> NeuronPod | None:
-        """A pod that was placed on this very node: of a long name the label has only a part."""
-        known = neuron_pod(pod)
-        return known if known.promised == self._node_name and not known.ended else None
 
     async def list_pods(self) -> None:
         """Take in this node's pods as the API server knows them now; returns quietly at the deadline.

@@ -114,7 +114,7 @@ def check_annotations(facts: Facts) -> Findings:
         yield from _annotated(facts, pod)
     names = {str(pod.reference) for pod in cluster.pods}
     listed = known_or(facts.kubelet.pods, ())
-    having = [str(pod) for pod in listed if any(has.resource in _NAMES for has in pod.containers)]
+    having = [str(pod) for pod in listed if any(held.resource in _NAMES for held in pod.containers)]
     if ledger := facts.holders.ledger:
         having += [str(allocation.pod) for allocation in ledger.allocations]
     for name in dict.fromkeys(having):
