@@ -131,7 +131,7 @@ class DeviceUsers:
 
 @dataclass(frozen=True, slots=True)
 class Daemon:
-    """What the daemon says of itself. ``file`` is its configuration, if known; ``fault`` why that cannot be used.
+    """The daemon's own statements. ``file`` is its configuration, if known; ``fault`` why that cannot be used.
 
     ``resources`` are those in its settings; None if they are not known. ``visible_devices_env``: it sets the variable
     that the OCI hook reads. ``silent`` are its lines about sources that do not work. ``unhealthy`` are the devices that
@@ -155,13 +155,13 @@ class Daemon:
     registered: bool | Unknown = False
 
     def without_answer(self, why: Unknown) -> Daemon:
-        """What is known where the daemon itself says nothing."""
+        """The settings alone, because the daemon gave no answer."""
         return replace(self, silent=why, unhealthy=why, disabled=why, registered=why)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What was gathered at one moment, ``now_ns`` in unix nanoseconds."""
+    """All facts of one moment, ``now_ns`` in unix nanoseconds."""
 
     machine: InspectedMachine
     host: Host
@@ -184,7 +184,7 @@ class Facts:
 
     @property
     def snapshot(self) -> Snapshot | Unknown:
-        """What the plugin would derive: who has what, what is offered and what is kept back."""
+        """The plugin's snapshot of this node: allocations, offered devices, hold-downs."""
         unknown = self.kubelet.pods if isinstance(self.kubelet.pods, Unknown) else NO_DEVICE
         return self.holders.snapshot or unknown
 

@@ -112,7 +112,7 @@ _FOR_ROOT = {
     "run this as root on": "root is not enough here: run this on",
     "run this as root": "root is not enough here: run this on the node itself, or give it CAP_DAC_READ_SEARCH",
 }
-"""What to say to root instead, who lacks a capability or looks from inside a container."""
+"""Advice for root, who lacks a capability or looks from inside a container."""
 
 
 def report_of(findings: Iterable[Finding], *, as_root: bool = False) -> Report:

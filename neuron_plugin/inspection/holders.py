@@ -1,10 +1,10 @@
-"""Which containers have which cores, as the plugin would derive it from what the kubelet and the API server say.
+"""Which containers have which cores: the plugin's derivation from the records of kubelet and API server.
 
-The checkpoint has pod UIDs, plain init containers, and our own reply, which says what a container was given. What pods
-have by claims stands in another file of the kubelet's, by the UIDs of pods, too. Neither has names, and both keep ended
-pods for a while. The API server says which pods live. Without an API server, PodResources does: its list stands for a
-checkpoint that the kubelet would write now. Where the checkpoint cannot be read or has no entry, PodResources' list is
-taken for the checkpoint.
+The checkpoint has pod UIDs, plain init containers, and our own reply, which says what a container was given. Claims
+stand in another file of the kubelet's, by the UIDs of pods, too. Neither has names, and both keep ended pods for a
+while. The API server says which pods live. Without an API server, PodResources does: its list stands for a checkpoint
+that the kubelet would write now. Where the checkpoint cannot be read or has no entry, PodResources' list is taken for
+the checkpoint.
 
 PodResources ``List`` may, in rare moments, lose a reservation that is being made (kubernetes/kubernetes#137534), so a
 command that keeps watching asks seldom, however often it looks at the hardware.
@@ -41,7 +41,7 @@ _LISTED_AT = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodRecords:
-    """What a kubelet says of who has what. Each part may be unknown.
+    """A kubelet's records of who has what. Each part may be unknown.
 
     ``recorded`` are the checkpoint's entries, ``prepared`` the claims for Neuron in the kubelet's file of prepared
     claims, ``pods`` those that PodResources lists. ``populated`` says of the UIDs in both files whether a process of
@@ -101,7 +101,7 @@ class HolderReading:
 
 
 def holders_of(node: NodeInventory | None, records: PodRecords, pods: Collection[NeuronPod] | None = None) -> Holders:
-    """What the plugin derives from this; ``node`` None: there is no device.
+    """The plugin's derivation from these records; ``node`` is None without a device.
 
     ``pods`` are the API server's, listed after the kubelet's files were read; None where it was not asked. A pod that
     no source names is named ``uid/UID``. The cores of an ended pod with a process that lives are held down. Every end
@@ -184,7 +184,7 @@ def _named(pod: PodReference, names: Mapping[str, PodReference]) -> PodReference
 
 
 def read_files(settings: PluginSettings) -> PodRecords:
-    """What the kubelet's files say. List pods only afterwards: a pod that is recorded and not listed has ended."""
+    """The records in the kubelet's files. List pods afterwards: a recorded pod that is not listed has ended."""
     return PodRecords(recorded=read_recorded(settings.kubelet_dir), prepared=read_prepared(settings))
 
 
@@ -222,7 +222,7 @@ def ask_kubelet(socket: Path) -> tuple[PodDevices, ...] | Unknown:
 async def ask(
     socket: Path, question: Callable[[PodResourcesClient], Awaitable[_Answer]], *, deadline_seconds: float = 3.0
 ) -> _Answer | Unknown:
-    """What the kubelet behind ``socket`` answers, or why it does not; ends by itself within ``deadline_seconds``."""
+    """The answer of the kubelet behind ``socket``, or why there is none; ends by itself within ``deadline_seconds``."""
     try:
         exists = stat.S_ISSOCK(os.stat(socket).st_mode)  # noqa: PTH116 - Path.is_socket hides why not
     except PermissionError:

@@ -1,7 +1,7 @@
 """A node of the cluster, as its plugin has published it, in the reports that are made of a machine.
 
-The plugin's annotation has what the node has and how healthy it is; the holders follow from the pods' annotations.
-Serial numbers, processes and whatever else only the machine shows are left out.
+The plugin's annotation has what the node has and how healthy it is; the holders follow from the pods' annotations. What
+only the machine shows, such as serial numbers and processes, is left out.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def published_report(
 
 
 def examine_published(info: NodeInfo, renewed: str, pod_problems: Mapping[str, str]) -> list[Finding]:
-    """What is wrong with a node as far as its plugin, its Lease and its pods say so; each check has a finding.
+    """Findings about a node by its plugin, its Lease and its pods; each check has a finding.
 
     ``renewed`` is when the plugin last renewed its Lease, empty without a Lease. ``pod_problems`` are by pod.
     """

@@ -1,4 +1,4 @@
-"""What ``devices`` and ``topology`` report, as documents for scripts.
+"""The reports of ``devices`` and ``topology``, as documents for scripts.
 
 The shapes are an interface: within a ``version`` keys are only added. Unlike ``neuron-ls`` they also have missing
 devices, the reasons why a device is not allocatable, and the holders.

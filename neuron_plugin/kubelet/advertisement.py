@@ -36,7 +36,7 @@ class Edition(NamedTuple):
 
 
 class Advertisement:
-    """What is advertised of one resource: the daemon publishes, streams send `latest` and wait for `changed`.
+    """The advertised devices of one resource: the daemon publishes, streams send `latest` and wait for `changed`.
 
     Construct it with the devices already known, so that no stream begins with an empty list while devices exist.
     Devices are given in numeric order, each id once: the kubelet would silently count one that comes twice once.

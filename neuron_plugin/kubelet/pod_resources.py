@@ -58,7 +58,7 @@ class PodDevices:
         return f"{self.namespace}/{self.name}"
 
     def entries(self, uid: str) -> tuple[CheckpointEntry, ...]:
-        """What its containers have, as the checkpoint would have it under ``uid``; the replies are not known here."""
+        """Its containers' devices as entries of a checkpoint under ``uid``, without our replies."""
         return tuple(
             CheckpointEntry(uid, container.container, container.resource, frozenset(container.ids), {}, ())
             for container in self.containers

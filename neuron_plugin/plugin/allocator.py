@@ -174,7 +174,7 @@ class Allocator:
         return replace(given, envs=envs, annotations={ALLOCATION_KEY: reply.annotation()})
 
     async def _reconsidered(self) -> AsyncIterator[Snapshot]:
-        """What is known after asking each that can settle a conflict: the kubelet's whole memory, the API server, time.
+        """Snapshots after asking each that can settle a conflict: the kubelet's whole memory, the API server, time.
 
         Time ends hold-downs, and answers that the kubelet has never recorded. A pod that the kubelet has rejected is
         soon shown as failed.

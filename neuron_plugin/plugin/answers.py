@@ -1,4 +1,4 @@
-"""What the kubelet is answered, as functions of one moment: which ids to prefer, and what a container gets for its ids.
+"""The answers to the kubelet, as functions of one moment: the preferred ids, and the cores for drawn ids.
 
 Allocate names no pod. So the ids are the token: a set that a scheduler assigned to one pod is given once, and the
 kubelet is asked to draw exactly those ids. Two equal pods can at worst swap sets, never share one.
@@ -98,7 +98,7 @@ class Preference:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Which cores a container gets, and whose it is as far as that is known."""
+    """The cores that a container gets, and its pod if that is known."""
 
     mask: CoreMask
     reason: str
@@ -167,7 +167,7 @@ def may_improve(snapshot: Snapshot, request: PreferenceRequest, preference: Pref
 
 
 def answer_for(snapshot: Snapshot, call: AllocateCall) -> Answer | Conflict:
-    """Which pod an Allocate is for, and which cores it gets."""
+    """The pod that an Allocate is for, and the cores that it gets."""
     resource, count = call.resource, len(call.ids)
     must = snapshot.mask_of(resource, call.after.must_include if call.after else ())
     reuse = _reuse(snapshot, resource, must, count, call.latest)

@@ -1,4 +1,4 @@
-"""What can be explained later of the kubelet's calls: decisions, and one log line for each answer.
+"""A record of the kubelet's calls for later explanation: decisions, and one log line for each answer.
 
 It is worked out once the kubelet has its answer. Two equal pods may have swapped their sets, so not even the pod of an
 assigned set is certain before the kubelet's record names it; the log line waits for that.
@@ -32,7 +32,7 @@ class CallLog:
         self._node_name = node_name
         self._preferred: LoggedDecision | None = None
         self._unrecorded: dict[str, tuple[list[LoggedDecision], dict[str, object]]] = {}
-        """By reply id, the decisions on a call and its log line, until the kubelet's record says whose call it was."""
+        """By reply id, the decisions on a call and its log line, until the kubelet's record names the pod."""
 
     def preferred(self, snapshot: Snapshot, request: PreferenceRequest, preference: Preference) -> None:
         """Take in a preference that was answered."""

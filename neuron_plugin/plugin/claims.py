@@ -1,7 +1,7 @@
 """The kubelet's question about claims: which CDI devices the containers of a pod get for its allocated devices.
 
 ``NodePrepareResources`` chooses nothing. The devices stand in the claim's allocation, and their names say which silicon
-they are. What is decided here is whether that silicon is free: the API server frees a claim when its pod is deleted by
+they are. This module decides whether that silicon is free: the API server frees a claim when its pod is deleted by
 force, while the pod's processes live on. Prepare then waits until they are gone, and if they stay the kubelet asks
 again: a pod waits, and fails for nothing.
 
@@ -227,7 +227,7 @@ class ClaimPreparer:
     async def prepare(self, claims: Sequence[ClaimReference]) -> Mapping[str, Sequence[PreparedDevice] | str]:
         """See ``ClaimHandler.prepare``.
 
-        What was read is read again after a wait: meanwhile the pod may have been deleted, and its claim given away.
+        Claims are read again after a wait: the pod may have been deleted meanwhile, and its claim given away.
         """
         started, loop = time.perf_counter(), asyncio.get_running_loop()
         deadline, reported = loop.time() + self._times.wait, ""
@@ -276,7 +276,7 @@ class ClaimPreparer:
             logger.info("claim no longer needed, says the kubelet", extra={"claim": str(claim), "uid": claim.uid})
 
     async def _read_all(self, wanted: Sequence[ClaimReference]) -> _Call:
-        """Read the claims of a call, and whatever else decides about the numbers inside the containers."""
+        """Read the claims of a call, and the other claims that decide about numbers inside the containers."""
         claims = {}
         for reference in wanted:
             claim = await self._read(reference.namespace, reference.name)

@@ -1,4 +1,4 @@
-"""What a container is given for its cores: device nodes and environment, or CDI names and the file they refer to.
+"""What a container gets for its cores: device nodes and environment, or CDI names and the file they refer to.
 
 Each reply also carries, in an annotation, what was given: the kubelet records it, and the daemon reads it there.
 
@@ -44,8 +44,8 @@ CDI_VARIABLES_FILE_NAME = "neuron-plugin.io-device-variables.json"
 _PERMISSIONS = "rw"
 
 ALLOCATION_KEY = "neuron-plugin.io/allocation"
-"""Annotation in each reply to Allocate. The kubelet keeps replies in its checkpoint, so what a container was given can
-be read there, whatever ids the kubelet drew. It reaches the container runtime, never the Pod object."""
+"""Annotation in each reply to Allocate. The kubelet keeps replies in its checkpoint, so a container's cores can be read
+there, also if the kubelet drew other ids. The annotation reaches the container runtime, never the Pod object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def ultraserver_variables(pod: NeuronPod | None, inventory: NodeInventory) -> Ma
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What one reply to Allocate gave, in physical ids, ascending; ``cores`` count in the logical core size ``lnc``."""
+    """One reply to Allocate: physical ids, ascending; ``cores`` count in the logical core size ``lnc``."""
 
     id: str
     devices: tuple[int, ...]

@@ -56,7 +56,7 @@ async def change_disabled(api: ApiServer, node_name: str, ids: Collection[int], 
 
 
 def with_disabled(node: Node, ids: Collection[int]) -> tuple[Ids, Ids]:
-    """Which devices are disabled, and which are with ``ids``.
+    """The disabled devices, before and with ``ids``.
 
     Raises:
         CordonError: the node lacks one of ``ids``, by its plugin's inventory, or its annotation cannot be read.
@@ -72,7 +72,7 @@ def with_disabled(node: Node, ids: Collection[int]) -> tuple[Ids, Ids]:
 
 
 def without_disabled(node: Node, ids: Collection[int]) -> tuple[Ids, Ids]:
-    """Which devices are disabled, and which are without ``ids``; without any ids no device is then.
+    """The disabled devices, before and without ``ids``; none without any ids.
 
     Raises:
         CordonError: one of ``ids`` is not disabled, or the annotation cannot be read.

@@ -1,4 +1,4 @@
-"""What the node daemon knows, as five immutable values; everything else is derived from them.
+"""The node daemon's knowledge, as five immutable values; everything else is derived from them.
 
 A watcher replaces one input and asks for a refresh. Nothing else keeps state about pods and devices, so a restart of
 the daemon reads the same five things again and arrives at the same answers.
@@ -95,7 +95,7 @@ class RecordedAllocation:
         return other is not None and parts == (other.ids, other.reply, other.claim_devices)
 
     def on(self, inventory: NodeInventory, pod: PodReference) -> Allocation:
-        """What the container has on this node.
+        """The container's allocation on this node.
 
         The entry of another plugin counts by its ids, and by device paths that its ids do not explain.
         """
@@ -205,7 +205,7 @@ def recorded_allocation(entry: CheckpointEntry) -> RecordedAllocation:
 def claim_allocations(
     pods: Iterable[PodUid], uid: str, name: str, devices: Sequence[str], *, missing: bool = False
 ) -> Iterator[RecordedAllocation]:
-    """What each of some pods has by a claim. ``missing``: the kubelet's file does not show it."""
+    """The allocations of some pods by a claim. ``missing``: the kubelet's file does not show it."""
     ours = [read_device_name(name) for name in devices]
     cores = bool(ours) and all(device is not None and device.unit is Unit.CORE for device in ours)
     resource = Resource.NEURONCORE if cores else DEVICE_RESOURCE
@@ -232,11 +232,11 @@ class PendingAnswer:
 
     @property
     def doubtful_at(self) -> float:
-        """From when on a file that lacks the answer proves that it was never recorded."""
+        """The time from which a file without the answer proves that it was never recorded."""
         return self.at + (LISTED_SECONDS if self.unseen else UNSEEN_SECONDS)
 
     def on(self, inventory: NodeInventory) -> Allocation:
-        """What the answer gave, on this node."""
+        """The answer's allocation on this node."""
         pod = self.pod or PodReference(PodUid(PENDING + self.reply.id), "", "")
         drawn = inventory.geometry.mask_of(self.resource.unit, self.ids)
         return Allocation(pod, self.container, self.resource, given_mask(self.reply, inventory), drawn)

@@ -1,4 +1,4 @@
-"""What the daemon is given from outside: the kubelet's files, the machine's processes, the way to the API server.
+"""The daemon's sources outside of it: the kubelet's files, the machine's processes, the way to the API server.
 
 And its rhythm, as one value, so that a test or a benchmark hands in another.
 """

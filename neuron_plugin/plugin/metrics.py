@@ -1,4 +1,4 @@
-"""What the node daemon measures: the table, and so the documentation, and what a snapshot shows of it."""
+"""The metrics of the node daemon: the table, which is their documentation, and the samples of a snapshot."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ new_counts = partial(MetricCounts, METRICS)
 
 
 def snapshot_samples(snapshot: Snapshot, resources: Sequence[Resource]) -> dict[str, Samples]:
-    """What a snapshot shows; ``resources`` are the names under which ids are counted."""
+    """The samples of a snapshot; ``resources`` are the names under which ids are counted."""
     inventory, inputs = snapshot.inventory, snapshot.inputs
     geometry = inventory.geometry
     allocated: Counter[tuple[str, ...]] = Counter()

@@ -133,7 +133,7 @@ class LocalNode:
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """What follows from the inputs as they are now; None before the first device is found."""
+        """The snapshot of the inputs as they are now; None before the first device is found."""
         if self._snapshot is None and self._inputs is not None:
             inputs = with_lost_records(replace(self._inputs, now=self.clock()))
             populated = {uid: self.is_populated(uid) for uid in pods_to_look_at(inputs)}
@@ -201,7 +201,7 @@ class LocalNode:
     def look_at_claims(self) -> None:
         """Read the kubelet's file of prepared claims if it has changed.
 
-        What was known stays where the file cannot be read: a claim ends by its pods, never by a line that goes.
+        If the file cannot be read the known claims stay: a claim ends by its pods, never by a line that goes.
         """
         if self._dra_state is None or self._inputs is None:
             return
@@ -238,9 +238,9 @@ class LocalNode:
     def see_listed(self, listed: Iterable[PodDevices], began_at: float) -> None:
         """Take in an answer of PodResources in place of a checkpoint that cannot be read.
 
-        It has names in place of UIDs. Where the API server shows no pod of a name, the name stands for the UID. What
-        was given for the ids is known from our own answers, and is else what the kubelet drew. A new kubelet does not
-        list a pod before it has admitted the pod again, so its first answers prove no end.
+        It has names in place of UIDs. Where the API server shows no pod of a name, the name stands for the UID. The
+        cores are those of our own answer for the ids, else those that the kubelet drew. A new kubelet does not list a
+        pod before it has admitted the pod again, so its first answers prove no end.
         """
         if self._inputs is None:
             return
@@ -409,6 +409,6 @@ class LocalNode:
 
 
 def _visible(snapshot: Snapshot) -> tuple[object, ...]:
-    """What a look at time and cgroups can change."""
+    """The parts that a look at time and cgroups can change."""
     inputs = snapshot.inputs
     return inputs.recorded, inputs.hold_downs, inputs.published_hold_downs, inputs.advertised_hold_downs

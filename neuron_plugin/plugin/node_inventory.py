@@ -1,8 +1,8 @@
 """The node's inventory, from what sysfs shows at one moment.
 
-Between two looks a device may vanish or the driver may be reloaded. What was listed once stays listed, as unhealthy:
-the kubelet treats a device that leaves the list worse than a sick one. It shows the device as healthy in its pod's
-status, and reads its topology without a nil check (pkg/kubelet/cm/devicemanager).
+Between two looks a device may vanish or the driver may be reloaded. A device that was listed once stays listed, as
+unhealthy: the kubelet treats a device that leaves the list worse than a sick one. It shows the device as healthy in its
+pod's status, and reads its topology without a nil check (pkg/kubelet/cm/devicemanager).
 """
 
 from __future__ import annotations

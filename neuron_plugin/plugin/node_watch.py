@@ -34,7 +34,7 @@ _MOST_QUOTED = 60
 
 @dataclass(frozen=True, slots=True)
 class SeenNode:
-    """What is read of the Node object: two annotations, and counts of its status."""
+    """The parts of the Node object that are read: two annotations, and counts of its status."""
 
     disabled: str
     inventory: str
@@ -125,7 +125,7 @@ class NodeWatch:
         self.read.set()
 
     def _see(self, uid: str, old: SeenNode | None, new: SeenNode | None) -> None:
-        """The Node object was added, changed or deleted. What a deleted one said holds until there is another."""
+        """The Node object was added, changed or deleted. The values of a deleted one hold until there is another."""
         self.missing = new is None
         if new is None:
             return

@@ -1,9 +1,9 @@
 """Everything that the node daemon writes to the API server: one queue, filled from snapshots.
 
-No call of the kubelet waits for it. A snapshot says what pods and node should say. What differs from what was last
-queued goes into the queue, and the newest request on a subject replaces an unsent older one. A request without an
-answer is tried again. A refusal is final, except "not permitted": rights may come after the daemon, so such a request
-is set aside and tried again now and then.
+No call of the kubelet waits for it. A snapshot says what pods and node should say. A difference from the last queued
+request goes into the queue, and replaces an unsent older request on its subject. A request without an answer is tried
+again. A refusal is final, except "not permitted": rights may come after the daemon, so such a request is set aside and
+tried again now and then.
 """
 
 from __future__ import annotations
@@ -329,7 +329,7 @@ class Publisher:
 
 
 def _subject(what: str, pod: PodReference) -> str:
-    """What a write is about, in the log and as its key. Names are used again, so the UID is part of it."""
+    """The subject of a write, in the log and as its key. Names are used again, so the UID is part of it."""
     return f"{what} of pod {pod} with UID {pod.uid}"
 
 

@@ -1,13 +1,13 @@
 """The node's devices as a ResourceSlice, for the allocator of claims.
 
 One slice of fixed names in a fixed order, with the attributes of AWS's own driver, so that AWS's claim templates work
-unchanged. It follows from the machine alone. What changes are taints: with a device that leaves the slice its holder
-would be forgotten, and a slice in another order wakes each waiting pod. There are no counters: kube-scheduler takes
-them for devices that it then refuses (kubernetes#140436).
+unchanged. It follows from the machine alone. Only taints change: with a device that leaves the slice its holder would
+be forgotten, and a slice in another order wakes each waiting pod. There are no counters: kube-scheduler takes them for
+devices that it then refuses (kubernetes#140436).
 
 The kubelet deletes the slices of its node when it starts, and 30 s after a driver's socket is gone
-(pkg/kubelet/cm/dra/plugin). So the slice is watched and written again. What the server has kept is compared with what
-was sent: one without device taints (before Kubernetes 1.36) drops them silently.
+(pkg/kubelet/cm/dra/plugin). So the slice is watched and written again. The slice that the server has kept is compared
+with the sent slice: a server without device taints (before Kubernetes 1.36) drops them silently.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the node daemon says about itself: probes, metrics, decisions."""
+"""The node daemon about itself: probes, metrics, decisions."""
 
 from __future__ import annotations
 

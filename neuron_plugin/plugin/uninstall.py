@@ -86,7 +86,7 @@ async def installed_nodes(api: ApiServer, namespace: str, conditions: Collection
 
 
 def _patches(node: Node, conditions: Collection[str]) -> list[ApiRequest]:
-    """What takes back all that is said of a node; nothing where nothing is."""
+    """The requests that take back everything written about a node; nothing where nothing is."""
     removals = [
         remove_node_condition(node.name, condition) for condition in conditions if condition in node.condition_types
     ]

@@ -1,7 +1,7 @@
 """Do claims get their devices here: is the driver followed, are its files right, and does its slice say what is true?
 
-The kubelet asks the driver for what was allocated, and the container runtime finds the devices in a CDI file. What can
-be allocated is what the API server keeps of the driver's slice, which may be less than was sent.
+The kubelet asks the driver for what was allocated, and the container runtime finds the devices in a CDI file. Claims
+are allocated from the driver's slice as the API server has kept it, which may be less than was sent.
 """
 
 from __future__ import annotations

@@ -257,7 +257,7 @@ _REMEDIES: Mapping[Signal, str] = {
 
 
 def check_disabled(facts: Facts) -> Findings:
-    """Which devices an operator has taken out of service, by the Node's annotation or the daemon's word."""
+    """The devices that an operator has taken out of service, by the Node's annotation or by the daemon."""
     disabled, by_daemon = facts.daemon.disabled, not isinstance(facts.daemon.disabled, Unknown)
     if isinstance(facts.cluster, ClusterFacts):
         text = facts.cluster.annotations.get(DISABLE_KEY, "")
