@@ -1,7 +1,7 @@
 """How many devices of the cluster are used, now and in the hours before.
 
-A replica counts for itself and forgets when it ends. The same counts are a metric, so a Prometheus that scrapes it
-remembers them, and may be asked for what was before this replica began.
+A replica counts for itself and forgets when it ends. The same counts are a metric, so a Prometheus that scrapes it can
+give the counts from before this replica's start.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from neuron_plugin.topology import free_sets
 
 USE_METRIC = "neuron_extender_devices"
 ASK_SECONDS = 10.0
-"""For an answer of Prometheus."""
+"""Time limit for an answer of Prometheus."""
 
 _HELP = (
     "Devices by state, each in one: used (of pods that work), broken (of pods, and unhealthy or missing); without pods "
@@ -31,15 +31,15 @@ METRICS = Table("", {USE_METRIC: ("gauge", ("state",), _HELP)})
 
 
 class UseError(Exception):
-    """Prometheus did not say what was used; the text says why not."""
+    """Prometheus did not give the counts; the text says why."""
 
 
 class Use(NamedTuple):
     """How many devices of the cluster are in use at a time (Unix seconds). Each device counts once.
 
-    ``used`` are those of pods that work, ``broken`` those of pods that are unhealthy or missing. ``free`` are healthy
-    and in the largest free set of their node, ``unlinked`` are free beside it. ``other`` are without pods and may not
-    be used: unhealthy, missing, disabled, reserved, or on a node that is closed.
+    Pods have ``used`` devices that work, and ``broken`` ones that are unhealthy or missing. ``free`` are healthy and in
+    the largest free set of their node, ``unlinked`` are free outside it. ``other`` are without pods and may not be
+    used: unhealthy, missing, disabled, reserved, or on a closed node.
     """
 
     at: int
@@ -69,7 +69,7 @@ def use_of(infos: Iterable[NodeInfo], at: int) -> Use:
 
 
 def use_metric(infos: Iterable[NodeInfo]) -> Iterator[Metric]:
-    """The counts of now as a metric; without ``infos`` there is none."""
+    """The present counts as a metric; without ``infos`` there is none."""
     counts = zip(_STATES, use_of(nodes, 0)[1:], strict=True) if (nodes := list(infos)) else ()
     return METRICS.families({USE_METRIC: {(state,): count for state, count in counts}})
 
@@ -88,10 +88,10 @@ class _Answer(msgspec.Struct):
 
 
 async def past_use(prometheus_url: str, since: float, until: float, step_seconds: float) -> list[Use]:
-    """What a Prometheus remembers of the metric between two times (Unix seconds), oldest first.
+    """The values of the metric in Prometheus between two times (Unix seconds), oldest first.
 
     Raises:
-        UseError: it did not answer, or said something else.
+        UseError: it did not answer, or its answer cannot be read.
     """
     query = {"query": f"max by (state) ({USE_METRIC})", "start": since, "end": until, "step": step_seconds}
     url = f"{prometheus_url.rstrip('/')}/api/v1/query_range"

@@ -1,4 +1,4 @@
-"""What the placement controller measures: the table, and so the documentation, and what its state shows of it."""
+"""The metrics of the placement controller: the table, which is their documentation, and the samples of its state."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from neuron_plugin.allocation.preflight import PreflightState
 from neuron_plugin.allocation.rejection import PREFLIGHT_DUE
 from neuron_plugin.build import Build
 from neuron_plugin.metrics import MetricCounts, MetricRow, Samples, Table
+from neuron_plugin.placement.account import PARTS, Share
 from neuron_plugin.placement.state import ClusterState
-from neuron_plugin.planning.device_hours import PARTS, Share
-from neuron_plugin.planning.domains import common_depth
 from neuron_plugin.topology import Geometry, Unit, sets_by_count
 
 MOST_SIZED_DEVICES = 16
-"""Pods that ask for more devices than this are one size in metrics."""
+"""Pods that ask for more devices than this share one size in metrics."""
 
 _ROWS: Mapping[str, MetricRow] = {
     "plugin_build_info": ("gauge", Build._fields, "Always 1; which build this is."),
@@ -169,8 +168,8 @@ def state_samples(
     """Every gauge, from one look at the state. Only the leader reports nodes, or sums would count them twice.
 
     ``ages`` are the seconds since each watch was last heard of, by kind. ``unseen`` are the confirmed bindings that the
-    watch should have shown, and ``under_way`` the binds that have not ended. ``endings`` says how what filter assumed
-    has ended. ``now`` is of the clock of assumptions, ``unix_now`` the time of day.
+    watch should have shown, and ``under_way`` the binds that have not ended. ``endings`` says how filter's assumptions
+    have ended. ``now`` is by the clock of assumptions, ``unix_now`` the time of day.
     """
     nodes = list(state.nodes.values()) if leading else []
     cores, scattered, closed = _Values(), _Values(), _Values()
@@ -214,12 +213,12 @@ def state_samples(
 
 
 def device_seconds(written: Mapping[Share, int]) -> dict[tuple[str, ...], float]:
-    """The account of device-hours, as it is written down."""
+    """The written account of device-hours."""
     return {share: amount / PARTS for share, amount in written.items()}
 
 
 def _groups(state: ClusterState) -> tuple[_Values, int]:
-    """How many groups share which level, and how many pods are outside the level that their group asks for."""
+    """The number of groups by the level they share, and of pods outside the level that their group asks for."""
     cluster, domains = state.scene().cluster, state.choices.domains
     by_level, outside, members = _Values(), 0, defaultdict[GroupName, list[NeuronPod]](list)
     for pod in state.pods.values():
@@ -228,7 +227,7 @@ def _groups(state: ClusterState) -> tuple[_Values, int]:
     for pods in members.values():
         paths = [domains.path(pod.place) for pod in pods]
         if len(paths) > 1:
-            depth, wish = common_depth(paths), cluster.wish_of(pods[0])
+            depth, wish = len(domains.shared(pod.place for pod in pods)), cluster.wish_of(pods[0])
             level = domains.levels[depth - 1].name if depth else "none"
             by_level[level,] = by_level.get((level,), 0) + 1
             if wished := domains.depth_of(wish.required or wish.preferred):
@@ -241,7 +240,7 @@ def _age(pod: NeuronPod, unix_now: float) -> float:
 
 
 def _size(pod: NeuronPod) -> str:
-    """How many devices a pod asks for, as one of few values; init containers take theirs before the others run."""
+    """How many devices a pod asks for, as one of few values; init containers use theirs before the others run."""
     counts = [
         (container.kind is ContainerKind.INIT, container.count)
         for container in pod.requests
@@ -253,7 +252,7 @@ def _size(pod: NeuronPod) -> str:
 
 
 def _cores_by_state(info: NodeInfo, inventory: NodeInventory) -> dict[str, int]:
-    """How many cores of a node are in which state. What pods have and what is broken are two facts."""
+    """The number of a node's cores by state. Use and health are separate facts, so cores can be ``used-unhealthy``."""
     used_mask, healthy_mask, disabled_mask = info.used_mask, inventory.healthy_mask, inventory.disabled_mask
     broken_mask = inventory.geometry.all_mask & ~(healthy_mask | disabled_mask)
     works_mask = inventory.geometry.devices_mask(inventory.held_down)  # held down for another pod that has ended
@@ -269,7 +268,7 @@ def _cores_by_state(info: NodeInfo, inventory: NodeInventory) -> dict[str, int]:
 
 
 def _preflight_state(info: NodeInfo) -> str:
-    """A node that was rebooted is pending; one that was never checked and has pods is unchecked."""
+    """The check state of a node: pending after a reboot; unchecked if it has pods and was never checked."""
     record = info.node.preflight
     if record and record.boot_id == info.node.boot_id and info.unchecked is not PREFLIGHT_DUE:
         return record.state.value
