@@ -1,4 +1,4 @@
-"""The metrics of both daemons: a table of what is measured, counts in plain numbers, and one way to show them.
+"""The metrics of both daemons: a table, counts in plain numbers, and one way to show them.
 
 Counting stands apart from showing: to count is to add to a number, and the metrics library is loaded only to show.
 Gauges are read from the state at each scrape, so a node, pod or device that is gone leaves no series behind. The labels
@@ -77,7 +77,7 @@ class Table:
 
 
 class MetricCounts:
-    """What the parts of a daemon write: counters, histograms, and gauges that are known only where they are set.
+    """Numbers that the parts of a daemon write: counters, histograms, and gauges that only the writer knows.
 
     ``counts[name]`` are the samples of a counter or gauge. Reflectors write here as their observer. The metrics for
     that are ``lists_total`` and ``watch_restarts_total``, with ``reflectors`` in front.
@@ -103,7 +103,7 @@ class MetricCounts:
         return self._numbers[name]
 
     def add(self, name: str, *labels: str, count: int = 1) -> None:
-        """Count something."""
+        """Count ``count`` more."""
         self._numbers[name][labels] += count
 
     def set(self, name: str, *labels: str, value: int) -> None:
