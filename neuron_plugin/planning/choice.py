@@ -207,7 +207,7 @@ class Answers:
                 rank for rank in order if rank.name not in changed and rank.name not in skipped and rank.name in called
             )
             if head := next(open_ranks, None):
-                if domains:
+                if domains and len(domains.levels) > 1:
                     head = _first_by_domain(head, open_ranks, domains)
                 heads[kind] = (head, self._nodes[head.name].capacity)
         for name, info in changed.items():

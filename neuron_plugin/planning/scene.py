@@ -372,8 +372,7 @@ class Scene:
         if found := self._best_kept(pod, self.cluster.kept_for(pod), skipped, allowed):
             return found
         answers = self.choices.answers(pod.requests, pod.strategy_or(self.cluster.strategy))
-        near, when, name = self.choices.domains, self.cluster.preferences, ""
-        domains = near if len(near.levels) > 1 else None
+        domains, when, name = self.choices.domains, self.cluster.preferences, ""
         unwilling, own = self.choices.unwilling(pod.rules), pod.rules.prefers_nodes
         if when is PreferenceOrder.FIRST or not (own or unwilling):
             for called in self.allowed(pod).best_first() if own else (allowed,):
