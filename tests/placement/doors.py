@@ -1,9 +1,9 @@
 """One cluster, and what each door makes of a pod in it: gates, the extender of a scheduler, and what a plan says.
 
-Nodes and pods are words of a table's row. A node is ``name [inf2] [KEY=VALUE] [soft=KEY] [IDS] [APP:IDS] [other:APP]``:
-a Trn1 with labels, of which ``leaf`` is one of the network, and a taint PreferNoSchedule. Pods hold its devices,
-``0-3`` one pod four of them, ``web:5`` one with the label ``app=web``; ``other:web`` is one that asks for no Neuron.
-Its host name is its name.
+Nodes and pods are words of a table's row. A node is its name and what it has: a Trn1 without another type, with labels
+such as ``disk=ssd``, of which ``leaf`` is one of the network, and taints, ``soft=KEY`` or ``hard=KEY``. Pods hold its
+devices, ``0-3`` one pod four of them, ``web:5`` one with the label ``app=web``; one of ``movable`` may be moved, one of
+``unclear`` does not say what it has, and ``other:web`` asks for no Neuron. A node's host name is its name.
 
 A pod is ``neuron=4 [APP]`` and what ``WORDS`` has, such as ``prefers=zone:b*50`` or ``apart=web``.
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from neuron_plugin.allocation import Resource
-from neuron_plugin.allocation.keys import GATE, GROUP_KEY, GROUP_SIZE_KEY
+from neuron_plugin.allocation.keys import GATE, GROUP_KEY, GROUP_SIZE_KEY, MOVABLE_KEY
 from neuron_plugin.allocation.resources import parse_ids
 from neuron_plugin.monitor.plan import PlanOptions, plan
 from neuron_plugin.placement.extender.binding import Binder
@@ -29,6 +29,7 @@ from tests.support.api_server import StandInApiServer
 from tests.support.world import pod_of
 
 HOST, NETWORK = "kubernetes.io/hostname", "topology.k8s.aws/network-node-layer-1"
+EFFECTS = {"soft": "PreferNoSchedule", "hard": "NoSchedule"}
 TYPES = {"inf2": "inf2.48xlarge", "inf1": "inf1.6xlarge", "trn2": "trn2.48xlarge"}
 SHORT = {resource.short_name: resource for resource in Resource}
 
@@ -48,10 +49,13 @@ class Cluster(GatesBench):
         for each in text.split(" | "):
             name, *words = each.split()
             found: dict[str, Any] = {"labels": {HOST: name}, "taints": [], "pods": [], "type": "trn1.32xlarge"}
+            if words == ["cpu"]:
+                self.plain_node(name)
+                continue
             for word in words:
                 key, equals, value = word.partition("=")
-                if key == "soft":
-                    found["taints"].append({"key": value, "effect": "PreferNoSchedule"})
+                if key in EFFECTS:
+                    found["taints"].append({"key": value, "effect": EFFECTS[key]})
                 elif equals:
                     found["labels"][NETWORK if key == "leaf" else key] = value
                 elif word in TYPES:
@@ -63,14 +67,22 @@ class Cluster(GatesBench):
             for number, word in enumerate(found["pods"]):
                 self._holder(f"{name}-{number}", name, word)
 
+    def plain_node(self, name: str) -> None:
+        """One without Neuron."""
+        offered = {"cpu": "64", "pods": "110"}
+        manifest = {"metadata": {"name": name, "uid": name}, "status": {"allocatable": offered, "capacity": offered}}
+        self.world.show_node(self.server.create_node(manifest))
+
     def _holder(self, name: str, node: str, word: str) -> None:
         app, _, ids = word.rpartition(":")
         if app == "other":
             self.pod(name, amount=0, gates=(), node=node, labels={"app": ids})
             return
         devices = parse_ids(ids)
-        has = {"NEURON_DEVS": ",".join(map(str, devices))}
-        self.pod(name, amount=len(devices), gates=(), node=node, labels={"app": app}, annotations=has)
+        says = {} if app == "unclear" else {"NEURON_DEVS": ",".join(map(str, devices))}
+        says |= {MOVABLE_KEY: "true"} if app == "movable" else {}
+        own: dict[str, Any] = {"labels": {"app": app}, "annotations": says, "owner": "ReplicaSet/web"}
+        self.pod(name, amount=len(devices), gates=(), node=node, **own)
 
     def wanted(self, name: str, text: str, *, gated: bool) -> AnyJson:
         """A pod of a row, that waits."""
@@ -84,7 +96,8 @@ class Cluster(GatesBench):
             else:
                 assert not equals, word
                 described["labels"]["app"] = word
-        return self.pod(name, gates=(GATE,) if gated else (), **described)
+        gates = (*described.pop("gates", ()), *([GATE] if gated else ()))
+        return self.pod(name, gates=gates, **described)
 
     async def attempt(self, name: str) -> str:
         """One attempt of a kube-scheduler that asks the extender; gives the node that it has bound the pod to."""
@@ -92,7 +105,7 @@ class Cluster(GatesBench):
         allowed = self.state.scene().allowed(self.record(name))  # what kube-scheduler's own filters leave
         names = [node for node in self.state.nodes if node in allowed]
         called = {"Pod": pod, "Nodes": None, "NodeNames": names}
-        found = json.loads(self.extender.answer("filter", json.dumps(called).encode()))["NodeNames"] if names else []
+        found = json.loads(self.extender.answer("filter", json.dumps(called).encode())).get("NodeNames")
         if not found:
             return ""
         best = found[0]
@@ -155,6 +168,12 @@ def _spread(when: str) -> Callable[[str], AnyJson]:
     return lambda text: {"spec": {"topologySpreadConstraints": [_pod_term(text) | rest]}}
 
 
+def _of_deployment(text: str) -> AnyJson:
+    """``web:2`` is of the second version of a Deployment."""
+    name, _, version = text.partition(":")
+    return {"labels": {"pod-template-hash": version}, "owner": f"ReplicaSet/{name}-{version}"}
+
+
 WORDS: Mapping[str, Callable[[str], AnyJson]] = {
     "prefers": _prefers,
     "near": _by_pods("podAffinity"),
@@ -171,6 +190,12 @@ WORDS: Mapping[str, Callable[[str], AnyJson]] = {
     "placement": lambda text: {"annotations": {"neuron-plugin.io/placement": text}},
     "group": lambda text: {"annotations": dict(zip((GROUP_KEY, GROUP_SIZE_KEY), text.split(":"), strict=True))},
     "priority": lambda text: {"priority": int(text)},
+    "cpu": lambda text: {"cpu": text},
+    "gate": lambda text: {"gates": [text]},
+    "scheduler": lambda text: {"spec": {"schedulerName": text}},
+    "claim": lambda text: {"spec": {"resourceClaims": [{"name": text, "resourceClaimName": text}]}},
+    "volume": lambda text: {"spec": {"volumes": [{"name": text, "persistentVolumeClaim": {"claimName": text}}]}},
+    "deployment": _of_deployment,
 }
 
 
