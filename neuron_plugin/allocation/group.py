@@ -30,14 +30,19 @@ class TopologyWish:
 NO_WISH = TopologyWish()
 
 
+def is_replica(group: GroupName) -> bool:
+    """Whether a group is one replica of a LeaderWorkerSet: the set, ``/`` and the replica's index are its name."""
+    return "/" in group[1]
+
+
 @dataclass(frozen=True, slots=True)
 class GroupMember:
     """What a pod says of its group.
 
     ``size`` is how many pods the group has, 0 where the pod does not say. ``rank`` orders the pods, as the index of
     their framework does; None where no index is known. ``leads``: the others are made once this pod runs or is placed.
-    ``unreadable`` says what of its wish cannot be read. ``leader_worker_set`` is the name of the LeaderWorkerSet whose
-    replica the group is. ``host`` is the DNS name that a Service gives the pod, empty without one.
+    ``unreadable`` says what of its wish cannot be read. ``leader_worker_set`` is the name of the LeaderWorkerSet that
+    the pod is of. ``host`` is the DNS name that a Service gives the pod, empty without one.
     ``sets_ultraserver``: a container sets some variable of UltraServers itself. ``spares`` is how many nodes are kept
     for pods of the group that are lost. ``preflight``: the group's places are to be checked before it starts.
     """

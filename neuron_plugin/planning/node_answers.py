@@ -28,7 +28,7 @@ from neuron_plugin.allocation.keys import PREFIX
 from neuron_plugin.allocation.narrowing import usable_mask
 from neuron_plugin.allocation.rejection import LEFT_TO_OTHERS, WRONG_PRODUCT
 from neuron_plugin.planning.rules import neuron_shortages
-from neuron_plugin.planning.scene import Scene
+from neuron_plugin.planning.scene import Scene, is_key_of
 from neuron_plugin.topology import CoreMask, Geometry, Unit, valid_sets
 from neuron_plugin.wording import named, plural
 
@@ -288,15 +288,19 @@ def nearest_holders(scene: Scene, pod: NeuronPod, answers: Sequence[NodeAnswer])
     """Who has the set that is nearest to being free, of the nodes that nothing else speaks against.
 
     Of as many holders it is the old pods of its own Deployment, else those that have least. The other pods of its own
-    group are in nobody's way.
+    group are in nobody's way, nor are those that are not made yet.
     """
     own = {other.uid for other in scene.cluster.members_of(pod.group)} if pod.group else set()
+
+    def is_own(other: PodReference) -> bool:
+        return other.uid in own or (pod.group is not None and is_key_of(pod.group, other.uid))
+
     ways = [
         (answer.name, one)
         for answer in answers
         if len(answer.reasons) == 1
         for one in answer.blocked
-        if not one.unhealthy and own.isdisjoint(other.uid for other in (*one.holders, *one.reserved_for))
+        if not (one.unhealthy or any(map(is_own, (*one.holders, *one.reserved_for))))
     ]
     least = min((one.weight for _, one in ways), default=None)
     best: BlockedSet | None = min(

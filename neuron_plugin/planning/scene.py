@@ -23,7 +23,7 @@ from neuron_plugin.allocation import (
     PodUid,
     Rejection,
 )
-from neuron_plugin.allocation.group import NO_WISH, GroupName, TopologyWish
+from neuron_plugin.allocation.group import NO_WISH, GroupName, TopologyWish, is_replica
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.allocation.node_rules import NodeUse, PlacedPod, PodRules
 from neuron_plugin.allocation.placement import place
@@ -132,7 +132,7 @@ def current_members(pods: Iterable[NeuronPod]) -> list[NeuronPod]:
     there; they were made before its leader.
     """
     members = [pod for pod in pods if not pod.terminating]
-    leaders = [pod.created for pod in members if pod.member and pod.member.leader_worker_set and pod.member.leads]
+    leaders = [pod.created for pod in members if pod.member and is_replica(pod.member.group) and pod.member.leads]
     since = max(leaders, default=0.0)
     return [pod for pod in members if pod.created >= since]
 
@@ -164,6 +164,11 @@ def rank_of(pod: NeuronPod) -> tuple[bool, tuple[int, ...], str]:
 def rank_key(group: GroupName, rank: tuple[int, ...]) -> str:
     """The name of a rank of a group, which no pod's UID is."""
     return f"{'/'.join(group)}#{rank_text(rank)}"
+
+
+def is_key_of(group: GroupName, name: str) -> bool:
+    """Whether a name is that of a rank or of a spare node of a group."""
+    return name.startswith(f"{'/'.join(group)}#")
 
 
 def rank_text(rank: tuple[int, ...]) -> str:
