@@ -3,7 +3,8 @@
 Nodes and pods are words of a table's row. A node is its name and what it has: a Trn1 without another type, with labels
 such as ``disk=ssd``, of which ``leaf`` is one of the network, and taints, ``soft=KEY`` or ``hard=KEY``. Pods hold its
 devices, ``0-3`` one pod four of them, ``web:5`` one with the label ``app=web``; one of ``movable`` may be moved, one of
-``unclear`` does not say what it has, and ``other:web`` asks for no Neuron. A node's host name is its name.
+``unclear`` does not say what it has, one of ``neurondevice`` asks under that name, and ``other:web`` asks for no
+Neuron. A node's host name is its name.
 
 A pod is ``neuron=4 [APP]`` and what ``WORDS`` has, such as ``prefers=zone:b*50`` or ``apart=web``.
 """
@@ -37,8 +38,10 @@ SHORT = {resource.short_name: resource for resource in Resource}
 class Cluster(GatesBench):
     """A replica of the controller at which a pod can come to each door; nodes and pods are made of words."""
 
-    def __init__(self, api: StandInApiServer, answer: FilterMode = FilterMode.BEST, **settings: Any) -> None:
-        super().__init__(api, api, "auto", **settings)
+    def __init__(
+        self, api: StandInApiServer, answer: FilterMode = FilterMode.BEST, holder: str = "", **settings: Any
+    ) -> None:
+        super().__init__(api, api, "auto", holder, **settings)
         leads = Leads(self.context, self.writer)
         self.binder = Binder(self.context, self.writer, leads)
         strategy = settings.get("strategy", PACK)
@@ -82,7 +85,8 @@ class Cluster(GatesBench):
         says = {} if app == "unclear" else {"NEURON_DEVS": ",".join(map(str, devices))}
         says |= {MOVABLE_KEY: "true"} if app == "movable" else {}
         own: dict[str, Any] = {"labels": {"app": app}, "annotations": says, "owner": "ReplicaSet/web"}
-        self.pod(name, amount=len(devices), gates=(), node=node, **own)
+        resource = SHORT.get(app, Resource.NEURON)
+        self.pod(name, resource, len(devices), gates=(), node=node, **own)
 
     def wanted(self, name: str, text: str, *, gated: bool) -> AnyJson:
         """A pod of a row, that waits."""

@@ -1,4 +1,4 @@
-"""docs/placement.md, at each door: the order of nodes, and what overrules it."""
+"""docs/placement.md, at each door: the order of nodes, what overrules it, groups and preemption."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import pytest
 
 from neuron_plugin.allocation import PlacementStrategy
 from neuron_plugin.monitor.plan import PlanOptions, plan
+from neuron_plugin.placement.planner import Planner
 from neuron_plugin.placement.settings import FilterMode
+from neuron_plugin.planning import RULES
 from neuron_plugin.planning.choice import PreferenceOrder
+from neuron_plugin.simulation.api_server_kinds import PODS
 from tests.placement.doors import DOORS, Cluster
 from tests.support.api_server import StandInApiServer
 from tests.support.stories import rows
@@ -38,7 +41,7 @@ PACKING = """
     a spare row before an empty node of another product: a inf2 | b 0-3 | c => neuron=4 => b
     a small machine before a large one that is empty, too: a | b inf2 => neuron=4 => b
 """
-RULES = """
+HARD = """
     a required node affinity: a disk=hdd 0-7 | b disk=ssd => neuron=8 must-be=disk:ssd => b
     a node selector: a disk=hdd 0-7 | b disk=ssd => neuron=8 selects=disk:ssd => b
     a spread that may not be broken: a web:0-7 | b => neuron=8 web must-evenly=web => b
@@ -54,7 +57,7 @@ SPREAD = """
 
 
 @ANY_DOOR
-@pytest.mark.parametrize(("nodes", "pod", "node"), [*rows(PREFERENCES), *rows(PACKING), *rows(RULES), *rows(SPREAD)])
+@pytest.mark.parametrize(("nodes", "pod", "node"), [*rows(PREFERENCES), *rows(PACKING), *rows(HARD), *rows(SPREAD)])
 async def test_every_door_gives_a_pod_the_same_node(door: str, nodes: str, pod: str, node: str) -> None:
     cluster = Cluster(StandInApiServer())
     cluster.nodes(nodes)
@@ -110,7 +113,37 @@ async def test_a_small_pod_that_fits_is_placed_while_a_large_one_waits(door: str
     assert await DOORS[door](cluster, "small", "neuron=1") == "a"
 
 
-@pytest.mark.parametrize(("nodes", "pod", "node"), [*rows(PACKING), *rows(RULES), *rows(SPREAD)[:2]])
+PREEMPTED = """
+    all of a node: a low:0-15 => neuron=16 priority=10 => a-0
+    enough are free and not linked: a low:0 low:4 low:8 low:12 => neuron=4 priority=10 => a-0
+    they are held under another name: a neurondevice:0-15 => neuron=16 priority=10 => a-0
+    nobody of the same priority: a low:0-15 => neuron=16 =>
+    a pod that fits needs nobody's end: a low:0-11 => neuron=4 priority=10 =>
+"""
+
+
+@pytest.mark.parametrize("gated", [True, False], ids=["gates", "extender"])
+@pytest.mark.parametrize(("nodes", "pod", "victims"), rows(PREEMPTED))
+async def test_pods_of_lower_priority_are_evicted_for_gated_pods_and_left_to_kube_scheduler_for_others(
+    *, gated: bool, nodes: str, pod: str, victims: str
+) -> None:
+    cluster = Cluster(StandInApiServer(), holder="one")
+    cluster.nodes(nodes)
+    cluster.wanted("urgent", pod, gated=gated)
+    await cluster.place_all()
+    planner = Planner(cluster.context, cluster.room, rules=RULES, after_seconds=60.0)
+    for _ in range(3):
+        await cluster.look(after=60.0)
+        await planner.look()
+    ended = [one["metadata"] for one in cluster.server.objects(PODS) if "deletionTimestamp" in one["metadata"]]
+    assert [one["name"] for one in ended] == (victims.split() if gated else [])
+    for one in ended:
+        cluster.server.delete_pod("default", one["name"], grace_seconds=0)
+    await cluster.place_all()
+    assert bool(cluster.place("urgent")) is (gated and "priority" in pod)
+
+
+@pytest.mark.parametrize(("nodes", "pod", "node"), [*rows(PACKING), *rows(HARD), *rows(SPREAD)[:2]])
 async def test_a_filter_that_names_every_node_that_fits_scores_them_in_the_same_order(
     nodes: str, pod: str, node: str
 ) -> None:
