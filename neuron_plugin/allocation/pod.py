@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NewType, Protocol
 
@@ -122,7 +122,7 @@ class PodLife:
 NO_LIFE = PodLife()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NeuronPod:
     """What decides about a pod: what it asks for, where it is bound, which ids the scheduler assigned to it.
 
@@ -177,29 +177,28 @@ class NeuronPod:
     rules: PodRules = NO_RULES
     claims: tuple[PodClaim, ...] = ()
     life: PodLife = NO_LIFE
-    uid: PodUid = field(init=False, compare=False, repr=False)
-    """The pod's key in every table."""
-    place: str = field(init=False, compare=False, repr=False)
-    """The node that the pod is bound to, or was placed on; empty while it is free to go anywhere."""
-    requests: PodRequest = field(init=False, compare=False, repr=False)
-    """The request, or nothing where it cannot be served."""
-    refusal: Rejection | None = field(init=False, compare=False, repr=False)
-    """Why no node can serve the pod whatever is free: its request, a constraint or its strategy cannot be read."""
 
-    def __post_init__(self) -> None:
-        requests = () if isinstance(self.request, Rejection) else self.request
-        said = (
-            self.request,
-            requests[0].constraints if requests else None,
-            self.strategy,
-            self.member.unreadable if self.member else None,
-        )
-        object.__setattr__(self, "uid", self.reference.uid)
-        object.__setattr__(self, "place", self.node or self.promised)
-        object.__setattr__(self, "requests", requests)
-        object.__setattr__(
-            self, "refusal", next((rejection for rejection in said if isinstance(rejection, Rejection)), None)
-        )
+    @cached_property
+    def uid(self) -> PodUid:
+        """The pod's key in every table."""
+        return self.reference.uid
+
+    @cached_property
+    def place(self) -> str:
+        """The node that the pod is bound to, or was placed on; empty while it is free to go anywhere."""
+        return self.node or self.promised
+
+    @cached_property
+    def requests(self) -> PodRequest:
+        """The request, or nothing where it cannot be served."""
+        return () if isinstance(self.request, Rejection) else self.request
+
+    @cached_property
+    def refusal(self) -> Rejection | None:
+        """Why no node can serve the pod whatever is free: its request, a constraint or its strategy cannot be read."""
+        constraints = self.requests[0].constraints if self.requests else None
+        said = self.request, constraints, self.strategy, self.member.unreadable if self.member else None
+        return next((rejection for rejection in said if isinstance(rejection, Rejection)), None)
 
     @property
     def group(self) -> GroupName | None:

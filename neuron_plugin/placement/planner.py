@@ -1,9 +1,9 @@
-"""Which pods wait although room can be made for them; the leader's look every half minute.
+"""Pods that wait although room can be made for them: the leader's look every half minute.
 
-A metric and an event on the pod say what would help; with ``make-room: act`` the move is made. Another event says why a
-pod waits that is not held back by our gate. For a gated pod others of lower priority are evicted: kube-scheduler, which
-does it for all other pods, does not see a gated one. The plan is worked out in a thread, from records that do not
-change, so no call has to wait.
+A metric and an event on the pod say what would help; with ``make-room: act`` the move is made. If our gate does not
+hold a pod back, another event says why it waits. For a gated pod, pods of lower priority are evicted here:
+kube-scheduler preempts for all other pods, but does not see a gated one. The plan is made in a thread, from immutable
+records, so no call has to wait.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from neuron_plugin.planning.judgement import PREEMPTED_BY_NAME, note_of
 from neuron_plugin.planning.population import PodKind, kind_of
 
 MOST_PODS = 20
-"""Waiting pods planned for in one look; a gang counts as one."""
+"""Waiting pods that one look plans for; a gang counts as one."""
 _log = logging.getLogger(__name__)
 
 
@@ -62,10 +62,10 @@ class Planner:
         self._had_turn: set[PodKind] = set()
         self._reported: dict[PodUid, float] = {}
         self._said: dict[PodUid, str] = {}
-        """By pod, the gist of why it waits, as an event has said it."""
+        """By pod, the gist of its last event about why it waits."""
         self._without_victims: set[PodUid] = set()
         self._budgets: tuple[Budget, ...] = ()
-        """As they were at the last look."""
+        """The budgets at the last look."""
 
     async def run(self) -> NoReturn:
         """Look periodically, and as soon as a pod has waited long enough, until cancelled."""
@@ -74,7 +74,7 @@ class Planner:
         while True:
             await self._room.tend()
             is_new = any(pod.uid not in self._planned for pod in self._due())
-            # What a budget has refused may be allowed now.
+            # The budgets may allow now an eviction that they refused before.
             budgets_changed = self._budgets != tuple(self._state.budgets.values()) and clock.now() >= rested
             if is_new or budgets_changed or clock.now() >= next_look:
                 began = clock.now()
@@ -114,7 +114,7 @@ class Planner:
                 await self._context.report(move.pod.reference, EventReason.ROOM_BY_MOVE, note, warning=False)
 
     async def _explain(self, judged: Iterable[Judgement]) -> None:
-        """Say on pods that are not held back by our gate alone why they wait; of the others the upkeep says it."""
+        """Write why pods wait, unless our gate alone holds them back; the upkeep reports those."""
         self._said = {uid: said for uid, said in self._said.items() if uid in self._planned}
         for one in judged:
             has_own_event = one.move or one.helps == PREEMPTED_BY_NAME
@@ -124,7 +124,7 @@ class Planner:
                 await say_waiting(self._context, pod.reference, text)
 
     async def _keep_for_groups(self, judged: Sequence[Judgement]) -> None:
-        """Of a group for which room is made, keep what fits already, too."""
+        """If room is made for a group, keep places for its pods that fit already, too."""
         groups = {
             one.pod.group
             for one in judged
@@ -140,7 +140,7 @@ class Planner:
         return self._makes_moves and self._room.may_evict and self._room.may_move_for(pod)
 
     async def _report_other_names(self, pods: Iterable[NeuronPod]) -> None:
-        """kube-scheduler sees no victims for such a pod, and says of it only that no node is a candidate."""
+        """Report pods whose victims kube-scheduler cannot see: it says only that no node is a candidate."""
         self._without_victims &= self._planned
         for pod in pods:
             if pod.uid not in self._without_victims:
@@ -149,7 +149,7 @@ class Planner:
                 await self._context.report(pod.reference, EventReason.NO_PREEMPTION, PREEMPTED_BY_NAME)
 
     def _due(self) -> list[NeuronPod]:
-        """The pods that have waited long enough, in any order; gated ones that may preempt at once."""
+        """The pods that have waited long enough, in any order; gated pods that may preempt are due at once."""
         oldest = self._context.unix_seconds() - self._after_seconds
         state = self._state
         waiting = [pod for pod in state.pods.values() if state.waits(pod) and pod.uid not in state.reserved]
@@ -157,10 +157,10 @@ class Planner:
         return [pod for pod in waiting if pod.created <= oldest or pod.uid in preempting]
 
     def _in_turn(self, due: list[NeuronPod]) -> list[NeuronPod]:
-        """Those of the pods that are planned for in this look, in their order.
+        """The due pods that this look plans for, in order.
 
-        First comes one pod of each kind, and of the kinds those that had no turn lately: many pods that cannot be
-        helped keep no other from being looked at. A gang is looked at as a whole.
+        First comes one pod of each kind, first of the kinds that had no turn lately: many pods without help do not
+        block the others. A gang is looked at as a whole.
         """
         by_kind = defaultdict[PodKind, list[list[NeuronPod]]](list)
         for pod in due:
@@ -185,7 +185,7 @@ class Planner:
             yield from (pod for pod in waiting if pod.gated and pod.preempts and pod.priority > least)
 
     async def _plan(self, due: list[NeuronPod]) -> list[Judgement]:
-        """What is thought of these pods, each having its sets or its move before the next is looked at."""
+        """The judgements of these pods; each has its sets or its move before the next is looked at."""
         alone = self._room.left_alone(self._state.pods.values())
         cluster = self._state.snapshot(left_alone=alone, protected=self._room.protected)
         gated = {pod.uid for pod in due if pod.gated}

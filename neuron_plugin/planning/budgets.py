@@ -1,4 +1,4 @@
-"""How many pods PodDisruptionBudgets let go at a time: a forecast, since the API server has the last word."""
+"""How many evictions PodDisruptionBudgets allow at a time: a forecast, since the API server has the last word."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from neuron_plugin.wording import plural
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A PodDisruptionBudget: whose pods it is for, and how many of them may be disrupted now.
+    """A PodDisruptionBudget: the pods that it selects, and how many of them may be disrupted now.
 
-    ``recovers``: it allows disruptions again once the pods that it is for are healthy elsewhere.
-    ``counts_unready``: the eviction of a pod that is not ready uses the budget, too (unhealthyPodEvictionPolicy).
+    ``recovers``: it allows disruptions again once its pods are healthy elsewhere. ``counts_unready``: the eviction of a
+    pod that is not ready uses the budget, too (unhealthyPodEvictionPolicy).
     """
 
     namespace: str
@@ -31,7 +31,7 @@ class Budget:
         return meant and pod.namespace == self.namespace
 
     def is_used_by(self, pod: NeuronPod) -> bool:
-        """Whether the eviction of a pod uses some of it (pkg/registry/core/pod/storage/eviction.go)."""
+        """Whether the eviction of a pod uses the budget (pkg/registry/core/pod/storage/eviction.go)."""
         runs = pod.running and not (pod.terminating or pod.ended)
         return runs and (pod.ready or self.counts_unready) and self.is_for(pod.labels)
 
@@ -50,7 +50,7 @@ def beyond_budgets(budgets: Iterable[Budget], victims: Collection[NeuronPod]) ->
 
 
 def budget_text(budget: Budget, victims: Collection[NeuronPod]) -> str:
-    """What a budget says to evicting these pods of its own together, which is more than it allows now."""
+    """How a budget limits the eviction of these pods, which are its own and more than it allows to evict now."""
     allows = plural(budget.allowed, "disruption")
     needed = plural(len(victims), "is", "are")
     return f"PodDisruptionBudget {budget.namespace}/{budget.name} allows {allows} now, {needed} needed"

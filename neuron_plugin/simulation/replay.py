@@ -32,19 +32,8 @@ from neuron_plugin.allocation import (
 )
 from neuron_plugin.allocation.node import node_info
 from neuron_plugin.allocation.placement import cores_asked
-from neuron_plugin.planning import (
-    PACK,
-    SECONDS_AN_HOUR,
-    Choices,
-    Cluster,
-    DemandError,
-    Move,
-    MoveRules,
-    Scene,
-    after,
-    cheapest_move,
-    parse_shape,
-)
+from neuron_plugin.allocation.shapes import DemandError, parse_shape
+from neuron_plugin.planning import PACK, SECONDS_AN_HOUR, Choices, Cluster, Move, MoveRules, Scene, after, cheapest_move
 from neuron_plugin.topology import CoreMask, Geometry, valid_sets
 
 _COLUMNS = {"devices": "neuron", "cores": "neuroncore"}

@@ -21,7 +21,8 @@ from neuron_plugin.allocation import (
     PodUid,
 )
 from neuron_plugin.allocation.node import node_info
-from neuron_plugin.planning import Cluster, Judgement, Move, Scene, after, judge_all, parse_shape
+from neuron_plugin.allocation.shapes import parse_shape
+from neuron_plugin.planning import Cluster, Judgement, Move, Scene, after, judge_all
 from neuron_plugin.topology import CoreMask, Geometry, Topology, valid_sets
 from tests.support.manifests import shipped_geometry
 

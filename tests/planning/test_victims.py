@@ -29,6 +29,7 @@ from neuron_plugin.allocation.node_rules import (
     Taint,
     pod_labels,
 )
+from neuron_plugin.allocation.shapes import parse_shape
 from neuron_plugin.allocation.utilization import ContainerUtilization
 from neuron_plugin.planning import (
     PREEMPTION,
@@ -40,7 +41,6 @@ from neuron_plugin.planning import (
     cheapest_move,
     drain,
     how_many_fit,
-    parse_shape,
     still_possible,
 )
 from neuron_plugin.planning.budgets import Budget

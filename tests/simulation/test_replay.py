@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuron_plugin.allocation import NodeInfo, PlacementStrategy
-from neuron_plugin.planning import PACK, DemandError, MoveRules, parse_shape, shape_text
+from neuron_plugin.allocation.shapes import DemandError, parse_shape, shape_text
+from neuron_plugin.planning import PACK, MoveRules
 from neuron_plugin.simulation.replay import (
     MIXES,
     Arrival,

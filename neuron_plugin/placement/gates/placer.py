@@ -36,6 +36,7 @@ from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.gates import writes
+from neuron_plugin.placement.gates.ultraservers import ultraserver_places
 from neuron_plugin.placement.group_checks import GroupChecks
 from neuron_plugin.placement.queue import Queue
 from neuron_plugin.placement.room import Room
@@ -46,7 +47,6 @@ from neuron_plugin.planning.groups import Anchor, GroupPlan, place_group
 from neuron_plugin.planning.judgement import doubt_text
 from neuron_plugin.planning.population import PodKind
 from neuron_plugin.planning.scene import Place, rank_of
-from neuron_plugin.planning.ultraservers import ultraserver_places
 
 MANY_IN_FLIGHT = 16
 """With so many writes under way the API server is behind, and nothing that is done here sooner makes it faster."""

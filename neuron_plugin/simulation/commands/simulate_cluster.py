@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from neuron_plugin.allocation import NodeInfo, PodRequest
+from neuron_plugin.allocation.shapes import DemandError, parse_shape, shape_text
 from neuron_plugin.cli.cluster_file import write_cluster
 from neuron_plugin.cli.command import (
     VERSION,
@@ -28,7 +29,7 @@ from neuron_plugin.cli.command import (
     table,
 )
 from neuron_plugin.instance_file import load_catalogue
-from neuron_plugin.planning import RULES, DemandError, parse_shape, shape_text
+from neuron_plugin.planning import RULES
 from neuron_plugin.settings import read_yaml
 from neuron_plugin.simulation.api_server_kinds import AnyJson
 from neuron_plugin.simulation.replay import (
