@@ -54,7 +54,7 @@ class Desks:
     async def say(self) -> dict[str, str]:
         """What each says."""
         async with site(self.cluster.world) as self.url:
-            return {name: await desk(self) for name, desk in ALL.items()}
+            return {name: await desk(self) for name, desk in (ALL | SHORTLY).items()}
 
     async def event(self) -> str:
         """What its event says; of a pod that is not held back by our gate alone, a move that helps has its own."""
@@ -75,6 +75,12 @@ class Desks:
 
     async def plan_of_an_extender(self) -> str:
         return planned(await self._typed("plan", "--extender", self.url))
+
+    async def pods(self) -> str:
+        return str((await self._typed("pods"))["reasons"][f"default/{POD}"])
+
+    async def pods_of_an_extender(self) -> str:
+        return str((await self._typed("pods", "--extender", self.url))["reasons"][f"default/{POD}"])
 
     async def page_waiting(self) -> str:
         return planned(await self._got("/ui/waiting.json"))
@@ -112,6 +118,11 @@ ALL: dict[str, Callable[[Desks], Awaitable[str]]] = {
     "the page's explanation": Desks.page_explain,
     "the page's list": Desks.page_waiting,
 }
+SHORTLY: dict[str, Callable[[Desks], Awaitable[str]]] = {
+    "pods": Desks.pods,
+    "pods --extender": Desks.pods_of_an_extender,
+}
+"""They give the sentence alone, without who is in the way and what helps."""
 
 AT_EITHER_DOOR = """
     others hold all: a 0-15 | c cpu => neuron=16
@@ -167,7 +178,8 @@ async def test_every_desk_says_the_same_of_a_pod_that_waits(
     desks: Desks, *, gated: bool, nodes: str, pods: str, text: str
 ) -> None:
     await desks.come(nodes, pods, gated=gated)
-    assert await desks.say() == dict.fromkeys(ALL, text)
+    sentence = text.partition(". In the way")[0]
+    assert await desks.say() == dict.fromkeys(ALL, text) | dict.fromkeys(SHORTLY, sentence)
 
 
 @pytest.mark.parametrize(("nodes", "pods", "text"), rows(BEHIND_THE_GATE))
@@ -175,11 +187,14 @@ async def test_every_desk_says_the_same_of_a_pod_that_waits_as_only_gated_pods_d
     desks: Desks, nodes: str, pods: str, text: str
 ) -> None:
     await desks.come(nodes, pods, gated=True)
-    assert await desks.say() == dict.fromkeys(ALL, text)
+    sentence = text.partition(". In the way")[0]
+    assert await desks.say() == dict.fromkeys(ALL, text) | dict.fromkeys(SHORTLY, sentence)
 
 
 @pytest.mark.parametrize("gated", [True, False], ids=["gates", "extender"])
 async def test_every_desk_names_the_move_that_would_help(desks: Desks, *, gated: bool) -> None:
     await desks.come("a movable:3 | b movable:3", "neuron=16", gated=gated)
     said = await desks.say()
-    assert [name for name, text in said.items() if "a move of default/a-0 from node a to b" not in text] == []
+    sentence, move = "0 of 2 Neuron nodes: 2 have 15 of 16 devices free", "a move of default/a-0 from node a to b"
+    assert [name for name in ALL if move not in said[name]] == []
+    assert {said[name] for name in SHORTLY} == {sentence}
