@@ -16,9 +16,9 @@ from functools import cached_property
 from typing import NewType, Protocol
 
 from neuron_plugin.allocation.claims import PodClaim
-from neuron_plugin.allocation.group import GroupMember, GroupName
+from neuron_plugin.allocation.group import GroupMember, GroupName, is_replica, rank_key, spare_key
 from neuron_plugin.allocation.keys import DEVICE_NAME_KEY, GATE, MOVABLE_KEY, PLACEMENT_KEY
-from neuron_plugin.allocation.node_rules import NO_LABELS, PodLabels, PodRules
+from neuron_plugin.allocation.node_rules import NO_LABELS, PlacedPod, PodLabels, PodRules
 from neuron_plugin.allocation.placement import Assignment
 from neuron_plugin.allocation.rejection import (
     INVALID_CONSTRAINT,
@@ -206,6 +206,24 @@ class NeuronPod:
         return self.member.group if self.member else None
 
     @property
+    def owner(self) -> str:
+        """The pod's controller, as NAMESPACE/KIND/NAME."""
+        return f"{self.reference.namespace}/{self.controller}"
+
+    @property
+    def kept_keys(self) -> tuple[str, ...]:
+        """The names of what may be reserved for the pod: its own, that of its rank in its group, and its spares."""
+        if (member := self.member) is None:
+            return (self.uid,)
+        rank = () if member.rank is None else (rank_key(member.group, member.rank),)
+        return (self.uid, *rank, *(spare_key(member.group, number) for number in range(1, member.spares + 1)))
+
+    def on(self, node: str) -> PlacedPod:
+        """The pod as it counts on a node where it is, or would be."""
+        rules = self.rules
+        return PlacedPod(node, self.labels, self.node == node, self.terminating, rules.anti_affinity, rules.claims)
+
+    @property
     def made_again(self) -> bool:
         """Whether its controller makes the pod again somewhere else: a DaemonSet does so on the same node only."""
         return bool(self.controller) and not self.controller.startswith("DaemonSet/")
@@ -239,6 +257,28 @@ class NeuronPod:
     def gated(self) -> bool:
         """Whether our gate holds the pod back."""
         return GATE in self.rules.gates
+
+
+def in_rank_order(pods: Iterable[NeuronPod]) -> list[NeuronPod]:
+    """The pods of a group by their ranks, and then those without one by their names."""
+
+    def key(pod: NeuronPod) -> tuple[bool, tuple[int, ...], str]:
+        rank = pod.member.rank if pod.member else None
+        return rank is None, rank or (), pod.reference.name
+
+    return sorted(pods, key=key)
+
+
+def current_members(pods: Iterable[NeuronPod]) -> list[NeuronPod]:
+    """The pods of a group as it is now.
+
+    A replica of a LeaderWorkerSet that was made again has the name of the last one. Some pods of that one may still be
+    there; they were made before its leader.
+    """
+    members = [pod for pod in pods if not pod.terminating]
+    leaders = [pod.created for pod in members if pod.member and is_replica(pod.member.group) and pod.member.leads]
+    since = max(leaders, default=0.0)
+    return [pod for pod in members if pod.created >= since]
 
 
 def node_label(node: str) -> str:

@@ -41,7 +41,7 @@ from neuron_plugin.cli.command import (
 )
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.monitor.plan import MoveReport, PlanOptions, PlanReport, UnknownNodeError, plan
-from neuron_plugin.planning import RULES, Standing
+from neuron_plugin.planning import MoveRules, Standing
 from neuron_plugin.wording import first_of, named_set, plural
 
 MOST_PODS = 3
@@ -92,7 +92,7 @@ def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--by-priority", action="store_true", help=by_priority)
     most = "pods that one move may evict (default: %(default)s)"
     parser.add_argument(
-        "--most-victims", type=int, choices=range(1, 17), default=RULES.most_victims, metavar="N", help=most
+        "--most-victims", type=int, choices=range(1, 17), default=MoveRules().most_victims, metavar="N", help=most
     )
     from_file = "nodes and pods from a file, in place of a running cluster"
     parser.add_argument("-f", "--filename", type=Path, metavar="FILE", help=from_file)

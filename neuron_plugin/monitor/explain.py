@@ -13,15 +13,14 @@ import msgspec
 
 from neuron_plugin.allocation import NeuronPod, PodRequest, Rejection
 from neuron_plugin.allocation.keys import GATE, PREFIX
+from neuron_plugin.allocation.placement import lasting_cores
 from neuron_plugin.allocation.pod import assigned_allocations
 from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.monitor.network import DomainView, NodeRoom, domain_tree, rooms_of
 from neuron_plugin.monitor.views import pod_problem, why_released
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.planning import Cluster, Scene, Standing, judge_all
-from neuron_plugin.planning.groups import lasting_cores
-from neuron_plugin.planning.judgement import note_of
-from neuron_plugin.planning.node_answers import BlockedSet, NodeAnswer, node_answers
+from neuron_plugin.planning.node_answers import NodeAnswer, node_answers
 from neuron_plugin.topology import cores_in
 from neuron_plugin.wording import first_of, named, plural
 
@@ -188,7 +187,7 @@ def explain(asked: Question) -> Explanation:
         tuple(nodes),
         scheduler,
         judged.helps,
-        asked.move or (f"{note_of(judged.move)}." if judged.move else ""),
+        asked.move or (f"{judged.move.note}." if judged.move else ""),
         tuple(map(str, judged.in_the_way)),
         gate,
         domains,
@@ -246,24 +245,22 @@ def _explained(answer: NodeAnswer) -> NodeExplanation:
     free = (
         SetView(part.request.name, part.request.resource.unit, tuple(ids)) for part, ids in answer.ids_of_placement()
     )
-    by_container = defaultdict[str, list[BlockedSet]](list)
+    by_container = defaultdict[str, list[SetView]](list)
     for blocked in answer.blocked:
-        by_container[blocked.container].append(blocked)
-    shown = [blocked for sets in by_container.values() for blocked in sets[:MOST_SETS]]
+        holders = (*map(str, blocked.holders), *(f"{pod} (reserved)" for pod in blocked.reserved_for))
+        broken = blocked.unhealthy, blocked.disabled
+        view = SetView(blocked.container, blocked.unit, blocked.ids, holders, *broken)
+        by_container[blocked.container].append(view)
+    shown = [view for sets in by_container.values() for view in sets[:MOST_SETS]]
     return NodeExplanation(
         answer.name,
         answer.fits,
         answer.reasons,
         tuple(free),
-        tuple(map(_blocked, shown)),
+        tuple(shown),
         len(answer.blocked) - len(shown),
         answer.details,
     )
-
-
-def _blocked(blocked: BlockedSet) -> SetView:
-    holders = (*map(str, blocked.holders), *(f"{pod} (reserved)" for pod in blocked.reserved_for))
-    return SetView(blocked.container, blocked.unit, blocked.ids, holders, blocked.unhealthy, blocked.disabled)
 
 
 def _gate_text(asked: Question) -> str:

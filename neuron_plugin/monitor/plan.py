@@ -18,7 +18,6 @@ from neuron_plugin.allocation.shapes import parse_shape, shape_text
 from neuron_plugin.monitor.idle import IdleReport, idle_containers
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.planning import (
-    RULES,
     Cluster,
     Judgement,
     MoveRules,
@@ -52,7 +51,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     shape: str = ""
     priority: int = 0
     by_priority: bool = False
-    most_victims: int = RULES.most_victims
+    most_victims: int = MoveRules().most_victims
 
 
 class MoveReport(msgspec.Struct, frozen=True, rename="camel"):

@@ -23,7 +23,6 @@ from neuron_plugin.allocation.utilization import ContainerUtilization, Utilizati
 from neuron_plugin.cluster import ApiResource
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.planning.domains import domains_of
-from neuron_plugin.planning.judgement import doubt_text
 from neuron_plugin.topology import CoreMask, Geometry, Unit, cores_in, free_sets, valid_sets
 from neuron_plugin.wording import named
 
@@ -468,7 +467,7 @@ def why_released(state: ClusterState, pod: NeuronPod) -> str:
     if pod.place:
         return ""
     known = state.history.released.get(pod.uid, "")
-    return known or (doubt_text(state.scene().doubt(pod)) if pod.released else "")
+    return known or (state.scene().doubt(pod) if pod.released else "")
 
 
 def pod_problem(state: ClusterState, pod: NeuronPod) -> str:

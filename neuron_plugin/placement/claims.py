@@ -54,7 +54,6 @@ from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer
 from neuron_plugin.cluster.api import MERGE_PATCH, JsonObject, send
 from neuron_plugin.cluster.claims import FINALIZER, RESOURCE_CLAIMS, allocation_of
 from neuron_plugin.cluster.pods import PodUse
-from neuron_plugin.planning.population import placed_pod
 from neuron_plugin.topology import Geometry, Unit
 from neuron_plugin.topology.instances import SHIPPED
 
@@ -260,7 +259,7 @@ class ClaimedPods:
             return joined
         if not pod.node or pod.ended:
             return None
-        return PodUse(placed_pod(pod, pod.node), pod.rules.needs, pod.rules.ports)
+        return PodUse(pod.on(pod.node), pod.rules.needs, pod.rules.ports)
 
     def _missing(self, pod: NeuronPod) -> PodClaim:
         """An unknown claim of a pod."""

@@ -64,7 +64,7 @@ from neuron_plugin.placement.server_certificate import ServerCertificate
 from neuron_plugin.placement.settings import ExtenderSettings, MakeRoom
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.placement.writer import Writer
-from neuron_plugin.planning import RULES, MoveRules
+from neuron_plugin.planning import MoveRules
 from neuron_plugin.topology import Catalogue, product_names
 
 _log = logging.getLogger(__name__)
@@ -187,7 +187,9 @@ class ExtenderDaemon:
             claims = ClaimWriter(api, settings.dra_driver, self._informers.claims, context.unix_ns)
         self._writer = Writer(context, settings.dialects, claims)
         per_minute = settings.make_room_evictions_per_minute
-        rules = MoveRules(most_victims=min(RULES.most_victims, per_minute), by_priority=settings.make_room_by_priority)
+        rules = MoveRules(
+            most_victims=min(MoveRules().most_victims, per_minute), by_priority=settings.make_room_by_priority
+        )
         # The leader's Lease keeps the reservations: without an election no pod is evicted.
         self._room = Room(
             context,

@@ -21,6 +21,7 @@ from neuron_plugin.allocation import NeuronPod
 from neuron_plugin.allocation.group import GroupName
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.allocation.placement import placement_mask
+from neuron_plugin.allocation.pod import in_rank_order
 from neuron_plugin.allocation.preflight import PreflightState, broken_devices
 from neuron_plugin.cluster import ClusterError
 from neuron_plugin.cluster.objects import pages
@@ -35,7 +36,7 @@ from neuron_plugin.placement.reserves import cores_text
 from neuron_plugin.placement.settings import PreflightSettings
 from neuron_plugin.placement.writer import Outcome, Writer
 from neuron_plugin.planning.groups import GroupPlan
-from neuron_plugin.planning.scene import GroupStanding, rank_of
+from neuron_plugin.planning.scene import GroupStanding
 from neuron_plugin.wording import first_of, named
 
 MOST_EVENTS = 20
@@ -115,7 +116,7 @@ class GroupChecks:
         if not self._is_asked_by(members):
             return False
         known, unix_now = self._checks.get(group), self._context.unix_seconds()
-        chosen = [pod for pod in sorted(pods, key=rank_of) if pod.uid in plan.places and pod.requests]
+        chosen = [pod for pod in in_rank_order(pods) if pod.uid in plan.places and pod.requests]
         places = tuple(
             CheckedPlace(
                 uid=pod.uid,

@@ -18,7 +18,7 @@ import msgspec
 
 from neuron_plugin.allocation import NeuronPod, Rejection
 from neuron_plugin.allocation.event_reasons import EventReason
-from neuron_plugin.allocation.group import GroupName, is_replica
+from neuron_plugin.allocation.group import GroupName, is_replica, rank_key, rank_text, spare_key
 from neuron_plugin.allocation.placement import placement_mask
 from neuron_plugin.allocation.pod import assigned_allocations, mask_union
 from neuron_plugin.cluster import ApiError, ApiRequest, ClusterError
@@ -28,8 +28,7 @@ from neuron_plugin.cluster.pods import PODS, neuron_pod
 from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.reserves import ReserveRecord, cores_text, is_sick
 from neuron_plugin.planning.groups import members_to_come, spare_nodes
-from neuron_plugin.planning.judgement import anchors_of
-from neuron_plugin.planning.scene import Place, rank_key, rank_text, spare_key
+from neuron_plugin.planning.scene import Place
 from neuron_plugin.topology import CoreMask
 
 LEAST_PRIORITY = -(2**31)
@@ -116,7 +115,7 @@ class GroupPlaces:
         if not missing or not are_placed or now < self._no_spares_until.get(group, now):
             return
         first, scene = members[0], self._state.scene()
-        nodes = spare_nodes(scene, first, scene.cluster.wish_of(first), anchors_of(scene, group))
+        nodes = spare_nodes(scene, first)
         if len(nodes) < len(missing):
             self._no_spares_until[group] = now + self._context.times.retry
         can_take_back = all(pod.preempts for pod in members)

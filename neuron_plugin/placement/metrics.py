@@ -21,7 +21,6 @@ from neuron_plugin.allocation.rejection import PREFLIGHT_DUE
 from neuron_plugin.build import build
 from neuron_plugin.placement.account import PARTS, Share
 from neuron_plugin.placement.state import ClusterState
-from neuron_plugin.planning.domains import common_depth
 from neuron_plugin.topology import Geometry, Unit, sets_by_count
 
 MOST_SIZED_DEVICES = 16
@@ -213,7 +212,7 @@ def _groups(state: ClusterState) -> tuple[_Values, int]:
     for pods in members.values():
         paths = [domains.path(pod.place) for pod in pods]
         if len(paths) > 1:
-            depth, wish = common_depth(paths), cluster.wish_of(pods[0])
+            depth, wish = len(domains.shared(pod.place for pod in pods)), cluster.wish_of(pods[0])
             level = domains.levels[depth - 1].name if depth else "none"
             by_level[level,] = by_level.get((level,), 0) + 1
             if wished := domains.depth_of(wish.required or wish.preferred):

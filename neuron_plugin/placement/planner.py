@@ -18,6 +18,7 @@ from math import inf
 from typing import NoReturn
 
 from neuron_plugin.allocation import NeuronPod, PodUid
+from neuron_plugin.allocation.budgets import Budget
 from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.allocation.keys import GATE
 from neuron_plugin.placement.context import PAUSE_FACTOR, Context
@@ -25,9 +26,7 @@ from neuron_plugin.placement.events import gist, say_waiting
 from neuron_plugin.placement.room import Room
 from neuron_plugin.placement.state import in_line
 from neuron_plugin.planning import Judgement, Move, MoveRules, Scene, Standing, judge_all
-from neuron_plugin.planning.budgets import Budget
-from neuron_plugin.planning.judgement import PREEMPTED_BY_NAME, note_of
-from neuron_plugin.planning.population import PodKind, kind_of
+from neuron_plugin.planning.population import PodKind
 
 MOST_PODS = 20
 """Waiting pods that one look plans for; a gang counts as one."""
@@ -91,7 +90,7 @@ class Planner:
         due = [] if self._context.ready.why_not else sorted(self._due(), key=in_line)
         self._planned = {pod.uid for pod in due}
         judged = await self._plan(self._in_turn(due)) if due else []
-        await self._report_other_names(one.pod for one in judged if one.helps == PREEMPTED_BY_NAME)
+        await self._report_other_names(one for one in judged if one.is_preempted_by_name)
         for standing in Standing:
             number = sum(one.standing is standing for one in judged)
             self._context.metrics.waiting_pods.labels(standing.value).set(number)
@@ -109,7 +108,7 @@ class Planner:
                 self._reported[uid] = now
             elif now - self._reported.get(uid, -inf) >= self._context.times.repeat:
                 self._reported[uid] = now
-                note = f"Enough Neuron devices are free, but not together. {note_of(move)}."
+                note = f"Enough Neuron devices are free, but not together. {move.note}."
                 _log.info("a move would make room", extra={"pod": str(move.pod.reference), "uid": uid, "note": note})
                 await self._context.report(move.pod.reference, EventReason.ROOM_BY_MOVE, note, warning=False)
 
@@ -117,7 +116,7 @@ class Planner:
         """Write why pods wait, unless our gate alone holds them back; the upkeep reports those."""
         self._said = {uid: said for uid, said in self._said.items() if uid in self._planned}
         for one in judged:
-            has_own_event = one.move or one.helps == PREEMPTED_BY_NAME
+            has_own_event = one.move or one.is_preempted_by_name
             pod, text = one.pod, "" if has_own_event else one.text
             if pod.rules.gates != (GATE,) and text and self._said.get(pod.uid) != gist(text):
                 self._said[pod.uid] = gist(text)
@@ -139,14 +138,14 @@ class Planner:
         """Whether a move that helps a pod would be made."""
         return self._makes_moves and self._room.may_evict and self._room.may_move_for(pod)
 
-    async def _report_other_names(self, pods: Iterable[NeuronPod]) -> None:
+    async def _report_other_names(self, judged: Iterable[Judgement]) -> None:
         """Report pods whose victims kube-scheduler cannot see: it says only that no node is a candidate."""
         self._without_victims &= self._planned
-        for pod in pods:
+        for pod, why in ((one.pod, one.helps) for one in judged):
             if pod.uid not in self._without_victims:
                 self._without_victims.add(pod.uid)
                 _log.info("no preemption across resource names", extra={"pod": str(pod.reference), "uid": pod.uid})
-                await self._context.report(pod.reference, EventReason.NO_PREEMPTION, PREEMPTED_BY_NAME)
+                await self._context.report(pod.reference, EventReason.NO_PREEMPTION, why)
 
     def _due(self) -> list[NeuronPod]:
         """The pods that have waited long enough, in any order; gated pods that may preempt are due at once."""
@@ -164,7 +163,7 @@ class Planner:
         """
         by_kind = defaultdict[PodKind, list[list[NeuronPod]]](list)
         for pod in due:
-            units = by_kind[kind_of(pod)]
+            units = by_kind[PodKind.of(pod)]
             if units and pod.group and self._state.least_of(pod.group) > 0:
                 units[0].append(pod)
             else:
@@ -172,7 +171,7 @@ class Planner:
         kinds = sorted(by_kind, key=self._had_turn.__contains__)  # else as in ``due``
         rounds = zip_longest(*(by_kind[kind] for kind in kinds))
         chosen = list(islice((unit for units in rounds for unit in units if unit), MOST_PODS))
-        self._had_turn = (self._had_turn & by_kind.keys()) | {kind_of(unit[0]) for unit in chosen}
+        self._had_turn = (self._had_turn & by_kind.keys()) | {PodKind.of(unit[0]) for unit in chosen}
         if self._had_turn == by_kind.keys():
             self._had_turn.clear()
         uids = {pod.uid for unit in chosen for pod in unit}

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from neuron_plugin.allocation import NeuronPod, PodUid
-from neuron_plugin.planning.population import PodKind, kind_of
-from neuron_plugin.planning.scene import rank_of
+from neuron_plugin.allocation.pod import in_rank_order
+from neuron_plugin.planning.population import PodKind
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Queue:
 
     def put(self, pod: NeuronPod) -> None:
         """A pod waits, or its spec has changed."""
-        kind, known = kind_of(pod, self._anti_keys), self._kinds.get(pod.uid)
+        kind, known = PodKind.of(pod, self._anti_keys), self._kinds.get(pod.uid)
         if kind.group:
             self.hopeless.discard(kind)  # the group may be complete now, or all of its pods can be served
         if known == kind:
@@ -79,7 +79,7 @@ class Queue:
         """The waiting pods of a kind, the oldest first; pods of a group in the order of their ranks."""
         pods = self._lines[kind].pods.values() if kind in self._lines else ()
         if kind.group:
-            return sorted(pods, key=rank_of)
+            return in_rank_order(pods)
         return sorted(pods, key=lambda pod: (pod.created, pod.reference.name))
 
     def kinds(self) -> list[PodKind]:

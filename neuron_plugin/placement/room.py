@@ -24,6 +24,7 @@ from functools import partial
 from http import HTTPStatus
 
 from neuron_plugin.allocation import NeuronPod, PodUid
+from neuron_plugin.allocation.budgets import Budget
 from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.cluster import ApiError, ApiRequest, ClusterError, LeaseName
@@ -45,10 +46,8 @@ from neuron_plugin.placement.reserves import (
     write_records,
 )
 from neuron_plugin.placement.writer import Outcome, Writer
-from neuron_plugin.planning import PREEMPTION, RULES, Move, MoveRules, Relocation, still_possible
-from neuron_plugin.planning.budgets import Budget, beyond_budgets
-from neuron_plugin.planning.population import PodKind, kind_of
-from neuron_plugin.planning.scene import owner_of
+from neuron_plugin.planning import PREEMPTION, RULES, Move, MoveRules, Relocation
+from neuron_plugin.planning.population import PodKind
 
 MOST_READS = 10
 """Reads of the records by a new leader: without them, half-placed groups may lose the rest of their places."""
@@ -253,13 +252,13 @@ class Room:
         """
         record = self._records.get(pod.uid)
         is_first = record is None or (preempting and bool(record.owners))  # only moves have owners
-        return is_first and (kind_of(pod), preempting) not in self._failed_until
+        return is_first and (PodKind.of(pod), preempting) not in self._failed_until
 
     def left_alone(self, pods: Iterable[NeuronPod]) -> set[PodUid]:
         """The pods whose controller had a pod moved lately."""
         if not (known := self._left_alone_until):
             return set()
-        return {pod.uid for pod in pods if owner_of(pod) in known}
+        return {pod.uid for pod in pods if pod.owner in known}
 
     @property
     def protected(self) -> frozenset[PodUid]:
@@ -270,7 +269,7 @@ class Room:
 
     async def make(self, move: Move) -> bool:
         """Reserve the set and evict the victims, as far as budgets allow now; gives whether the move is under way."""
-        now, pod, kind = self._context.clock.now(), move.pod.reference, kind_of(move.pod)
+        now, pod, kind = self._context.clock.now(), move.pod.reference, PodKind.of(move.pod)
         while self._evictions and self._evictions[0] <= now - _MINUTE:
             self._evictions.popleft()
         too_many = len(self._evictions) + len(move.victims) > self._evictions_per_minute and not move.preempts
@@ -284,7 +283,7 @@ class Room:
             node=move.node,
             cores=cores_text(move.mask),
             victims=tuple(victim.uid for victim in victims),
-            owners=() if move.preempts else tuple(sorted(set(map(owner_of, victims)))),
+            owners=() if move.preempts else tuple(sorted({victim.owner for victim in victims})),
             at=self._context.unix_seconds(),
         )
         self._keep(record)
@@ -328,7 +327,7 @@ class Room:
 
     def _beyond(self, victims: Iterable[Relocation]) -> dict[Budget, list[NeuronPod]]:
         pods = [known for victim in victims if (known := self._state.pods.get(victim.pod.uid))]
-        return beyond_budgets(self._state.budgets.values(), pods)
+        return Budget.beyond(self._state.budgets.values(), pods)
 
     async def _go_on(self, pod: NeuronPod) -> None:
         """Evict the victims of a move that may be evicted now; the others wait for their budgets."""
@@ -372,7 +371,7 @@ class Room:
         self._records.pop(record.uid, None)
         if ending is MoveEnding.FAILED:
             until = self._context.clock.now() + self._context.times.retry
-            self._failed_until[kind_of(move.pod), move.preempts] = until
+            self._failed_until[PodKind.of(move.pod), move.preempts] = until
         self._end(record, ending)
 
     async def _evict(self, victim: Relocation, *, dry_run: bool = False) -> Outcome:
@@ -419,7 +418,7 @@ class Room:
         waits = not self._state.bound_to(move.pod.uid) and move.pod.uid not in self._state.assumed
         alone = self.left_alone(victim.pod for victim in move.victims)
         cluster = replace(self._state.scene().cluster, left_alone=alone, protected=self.protected)
-        return waits and still_possible(cluster, move, PREEMPTION if move.preempts else self._rules)
+        return waits and move.is_possible(cluster, PREEMPTION if move.preempts else self._rules)
 
     # The records.
 

@@ -29,23 +29,22 @@ from neuron_plugin.allocation import (
     Rejection,
 )
 from neuron_plugin.allocation.assignment import write_assignment
+from neuron_plugin.allocation.budgets import Budget
 from neuron_plugin.allocation.claims import ClaimResult
 from neuron_plugin.allocation.group import GroupName, TopologyWish
 from neuron_plugin.allocation.keys import PREFLIGHT_KEY
 from neuron_plugin.allocation.node import Reservation, node_info
 from neuron_plugin.allocation.node_rules import NO_USE, NodeUse, node_use
-from neuron_plugin.allocation.pod import claim_user
+from neuron_plugin.allocation.pod import claim_user, current_members
 from neuron_plugin.allocation.preflight import CheckScope, preflight_seen
 from neuron_plugin.allocation.utilization import ContainerUtilization, Utilization
 from neuron_plugin.cluster.pods import PodUse
 from neuron_plugin.placement.changes import Changes
 from neuron_plugin.placement.history import History
-from neuron_plugin.planning import PACK, Choices, Cluster, Scene
-from neuron_plugin.planning.budgets import Budget
+from neuron_plugin.planning import Choices, Cluster, Scene
 from neuron_plugin.planning.choice import PreferenceOrder
-from neuron_plugin.planning.population import Population, placed_pod
-from neuron_plugin.planning.rules import is_tight
-from neuron_plugin.planning.scene import GroupStanding, current_members, kept_keys
+from neuron_plugin.planning.population import Population
+from neuron_plugin.planning.scene import GroupStanding
 from neuron_plugin.planning.volumes import Storage
 
 
@@ -136,7 +135,7 @@ class ClusterState:
         version: int = 0,
         products: frozenset[str] = frozenset(),
         *,
-        strategy: PlacementStrategy = PACK,
+        strategy: PlacementStrategy = PlacementStrategy.PACK,
         preferences: PreferenceOrder = PreferenceOrder.FIRST,
         levels: Collection[str] = (),
     ) -> None:
@@ -221,7 +220,7 @@ class ClusterState:
     def is_tight(self, name: str) -> bool:
         """Whether little CPU or memory of a node is left beside its pods, including assumed pods."""
         info = self._nodes.get(name)
-        return info is not None and is_tight(info.node.rules, self._uses[name])
+        return info is not None and self._uses[name].is_tight(info.node.rules)
 
     def members_of(self, group: GroupName) -> list[NeuronPod]:
         """The pods of a group as it is now, without those that are being deleted."""
@@ -346,7 +345,7 @@ class ClusterState:
             self._moved(pod.uid, touched)
         self._count_placed(pod.uid)
         if pod.place:
-            for key in kept_keys(pod):
+            for key in pod.kept_keys:
                 if (kept := self._reserved.get(key)) and (kept.lent_below is None or kept.node == pod.place):
                     self.release(key)
         if pod.gated and not pod.place:
@@ -618,7 +617,7 @@ class ClusterState:
         """Count a pod by its labels where it is, as the rules among pods see it."""
         assumed = self._assumed.get(uid)
         pod = assumed.pod if assumed else self._pods.get(uid)
-        if self.population.put(uid, placed_pod(pod, pod.place) if pod and pod.place else None):
+        if self.population.put(uid, pod.on(pod.place) if pod and pod.place else None):
             self.capacity_version += 1
 
     def _rebuild(self, node: NeuronNode) -> None:

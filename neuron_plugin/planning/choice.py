@@ -135,7 +135,9 @@ class Answers:
     kept, because anybody can invent them.
     """
 
-    def __init__(self, nodes: Mapping[str, NodeInfo], request: PodRequest, strategy: PlacementStrategy = PACK) -> None:
+    def __init__(
+        self, nodes: Mapping[str, NodeInfo], request: PodRequest, strategy: PlacementStrategy = PlacementStrategy.PACK
+    ) -> None:
         self._nodes = nodes
         self._strategy = strategy
         remembered = lru_cache(maxsize=MOST_CAPACITIES)
@@ -362,7 +364,7 @@ class Choices:
         infos = filter(None, map(self._nodes.get, self._soft))
         return {info.name for info in infos if soft_taints(rules, info.node.rules)}
 
-    def answers(self, request: PodRequest, strategy: PlacementStrategy = PACK) -> Answers:
+    def answers(self, request: PodRequest, strategy: PlacementStrategy = PlacementStrategy.PACK) -> Answers:
         """The answers to one request, as of now; the demand that was used least recently makes room for a new one.
 
         A demand does not include the containers' names: otherwise every workload would have its own answers. However

@@ -91,6 +91,11 @@ class Domains:
             path = self._paths[name] = (*domains, name)
         return path
 
+    def shared(self, names: Iterable[str]) -> Path:
+        """The lowest domain that has all of some nodes."""
+        paths = list(map(self.path, names))
+        return paths[0][: common_depth(paths)] if paths else ()
+
     def above(self, depth: int) -> Mapping[str, int]:
         """The domain of each node at this depth, as a number, so that nodes are counted fast."""
         return self._above.setdefault(depth, _Above(self, depth))

@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 from neuron_plugin.allocation import (
     Capacity,
-    ContainerKind,
     NeuronPod,
     NodeInfo,
     PodReference,
@@ -31,13 +30,13 @@ from neuron_plugin.allocation import (
     Rejection,
 )
 from neuron_plugin.allocation.cost import tie_rank
-from neuron_plugin.allocation.group import NO_WISH, GroupMember, TopologyWish
+from neuron_plugin.allocation.group import NO_WISH, GroupMember, GroupName, TopologyWish, rank_key, rank_text
 from neuron_plugin.allocation.narrowing import usable_mask
-from neuron_plugin.allocation.placement import cores_asked, fitting, place, placement_mask
+from neuron_plugin.allocation.placement import fitting, lasting_cores, place, placement_mask
 from neuron_plugin.planning.choice import PreferenceOrder
 from neuron_plugin.planning.domains import Domains, Path, common_depth
 from neuron_plugin.planning.rules import node_scores
-from neuron_plugin.planning.scene import Allowed, Place, Scene, rank_key, rank_text
+from neuron_plugin.planning.scene import Allowed, Place, Scene
 from neuron_plugin.topology import CoreMask, Geometry
 
 MOST_COMMON = 10
@@ -114,6 +113,16 @@ class Anchor:
     mask: CoreMask
 
 
+def anchors_of(scene: Scene, group: GroupName) -> list[Anchor]:
+    """Where pods of a group are already."""
+    return [
+        Anchor(name, mask)
+        for pod in scene.cluster.members_of(group)
+        for name in {pod.place, pod.node} - {""}
+        if (info := scene.cluster.nodes.get(name)) and (mask := info.ledger.mask_of(pod.uid))
+    ]
+
+
 def place_group(
     scene: Scene,
     pods: Sequence[NeuronPod],
@@ -144,10 +153,8 @@ def place_group(
             places = {**kept, **found}
             if not places:
                 break
-            paths = [
-                trial.choices.domains.path(node) for node, _ in (*places.values(), *((a.node, ()) for a in anchors))
-            ]
-            return GroupPlan(places, paths[0][: common_depth(paths)])
+            nodes = (*(node for node, _ in places.values()), *(anchor.node for anchor in anchors))
+            return GroupPlan(places, trial.choices.domains.shared(nodes))
         most = max(most, len(kept) + found)
         number = min(number - 1, found)
     return GroupShort(search.why(len(others)), most, search.largest if most else None)
@@ -189,12 +196,12 @@ def members_to_come(
     return made
 
 
-def spare_nodes(scene: Scene, pod: NeuronPod, wish: TopologyWish, anchors: Sequence[Anchor]) -> list[NodeInfo]:
+def spare_nodes(scene: Scene, pod: NeuronPod) -> list[NodeInfo]:
     """The nodes without Neuron pods that a pod of a group may go to, the nearest to all its pods first.
 
     They are of the group's type, and in the domain that it requires.
     """
-    search = _Search(scene, wish, anchors)
+    search = _Search(scene, scene.cluster.wish_of(pod), anchors_of(scene, pod.group or ("", "")))
     return [] if search.problem else search.spare_nodes(pod)
 
 
@@ -613,11 +620,6 @@ def _smallest_first(pool: tuple[tuple[Geometry, str], object]) -> tuple[int, str
     """The sort key of instance types that suit a group equally: the fewest cores first."""
     (geometry, value), _ = pool
     return geometry.core_count, geometry.instance_type, value
-
-
-def lasting_cores(request: PodRequest, geometry: Geometry) -> int:
-    """How many cores a pod has for all of its life: other pods get those of plain init containers later."""
-    return sum(cores_asked(geometry, container) for container in request if container.kind is not ContainerKind.INIT)
 
 
 def _support(masks: Mapping[CoreMask, int], window: int) -> int:

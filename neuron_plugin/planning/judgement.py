@@ -21,10 +21,11 @@ from neuron_plugin.allocation import (
     Rejection,
     Resource,
 )
+from neuron_plugin.allocation.budgets import Budget
 from neuron_plugin.allocation.keys import GATE
 from neuron_plugin.allocation.placement import cores_asked, place, placement_mask
-from neuron_plugin.planning.budgets import beyond_budgets, budget_text
-from neuron_plugin.planning.groups import Anchor, GroupPlan, domains_for, members_to_come, place_group
+from neuron_plugin.allocation.pod import in_rank_order
+from neuron_plugin.planning.groups import GroupPlan, anchors_of, domains_for, members_to_come, place_group
 from neuron_plugin.planning.node_answers import (
     LEFT,
     NodeAnswer,
@@ -34,7 +35,7 @@ from neuron_plugin.planning.node_answers import (
     sentence_of,
 )
 from neuron_plugin.planning.population import likeness
-from neuron_plugin.planning.scene import Allowed, Place, Scene, rank_of
+from neuron_plugin.planning.scene import Allowed, Place, Scene
 from neuron_plugin.planning.victims import PREEMPTION, RULES, Move, MoveRules, Relocation, cheapest_move, device_hours
 from neuron_plugin.topology import CoreMask, Geometry
 from neuron_plugin.wording import first_of
@@ -93,10 +94,15 @@ class Judgement:
     lacks: int = 0
 
     @property
+    def is_preempted_by_name(self) -> bool:
+        """Whether pods of lower priority are in its way that kube-scheduler does not preempt for it."""
+        return self.helps == PREEMPTED_BY_NAME
+
+    @property
     def text(self) -> str:
         """All of it, for an event."""
         if self.move:
-            return f"{self.sentence}. {note_of(self.move)}"
+            return f"{self.sentence}. {self.move.note}"
         parts = [self.sentence]
         if self.in_the_way:
             parts.append(f"In the way: {first_of(self.in_the_way, MOST_HOLDERS)}")
@@ -106,17 +112,6 @@ class Judgement:
     def for_others(self) -> Judgement:
         """The judgement for pods of the same kind that another controller has made."""
         return replace(self, helps="") if self.helps == HELD_BY_OLD_PODS else self
-
-
-def note_of(move: Move) -> str:
-    """The effect of a move, as text."""
-    moves = ", ".join(
-        f"{victim.pod.reference} from node {victim.source} to {victim.target}"
-        if victim.target
-        else f"{victim.pod.reference} off node {victim.source}"
-        for victim in move.victims
-    )
-    return f"Node {move.node} would have room after a move of {moves}: see neuron-plugin plan"
 
 
 # Many pods at once: each has its sets before the next is looked at.
@@ -233,14 +228,8 @@ def _in_doubt(scene: Scene, pod: NeuronPod) -> Judgement | None:
     if not (doubt := scene.doubt(pod)):
         return None
     kept = ". The pod keeps its gate: only the placement controller allocates its claims"
-    text = doubt_text(doubt)
-    sentence = f"{text[0].upper()}{text[1:]}{kept if pod.rules.claim_driver else ''}"
+    sentence = f"{doubt[0].upper()}{doubt[1:]}{kept if pod.rules.claim_driver else ''}"
     return Judgement(pod, Standing.UNKNOWN, sentence=sentence)
-
-
-def doubt_text(doubt: str) -> str:
-    """Why a pod is handed to its scheduler without a node; nodes that have no linked set for it are left out."""
-    return f"where it can run cannot be judged here, because {doubt}"
 
 
 # All nodes.
@@ -289,7 +278,7 @@ def _what_helps(scene: Scene, pod: NeuronPod, standing: Standing, in_the_way: Se
         return PREEMPTED_BY_NAME
     holders = (scene.cluster.pods.get(holder.uid) for holder in in_the_way)
     known = [holder for holder in holders if holder]
-    return ". ".join(budget_text(*each) for each in beyond_budgets(scene.cluster.budgets, known).items())
+    return ". ".join(budget.text(pods) for budget, pods in Budget.beyond(scene.cluster.budgets, known).items())
 
 
 def _held_under_another_name(scene: Scene, pod: NeuronPod) -> bool:
@@ -331,17 +320,7 @@ def waiting_members(scene: Scene, group: tuple[str, str]) -> list[NeuronPod]:
     """The members of a group that have no node yet, in the order of their ranks."""
     placed = {uid for info in scene.cluster.nodes.values() for uid in info.ledger.by_pod}
     members = scene.cluster.members_of(group)
-    return sorted((pod for pod in members if not (pod.place or pod.uid in placed)), key=rank_of)
-
-
-def anchors_of(scene: Scene, group: tuple[str, str]) -> list[Anchor]:
-    """Where pods of a group are already."""
-    return [
-        Anchor(name, mask)
-        for pod in scene.cluster.members_of(group)
-        for name in {pod.place, pod.node} - {""}
-        if (info := scene.cluster.nodes.get(name)) and (mask := info.ledger.mask_of(pod.uid))
-    ]
+    return in_rank_order(pod for pod in members if not (pod.place or pod.uid in placed))
 
 
 def _judge_group(
@@ -442,7 +421,7 @@ def _make_room_for_group(
     best: tuple[int, Scene, GroupPlan, list[Relocation]] | None = None
     for names in domains_for(scene, wish, anchors):
         served, victims = _victims_in(scene.fork(group), names, waiting, missing, now, ways_for)
-        lasting = all(budget.recovers for budget in beyond_budgets(cluster.budgets, [one.pod for one in victims]))
+        lasting = all(budget.recovers for budget in Budget.beyond(cluster.budgets, [one.pod for one in victims]))
         if not victims or not lasting or (best and best[0] <= len(victims)):
             continue
         opened = scene.fork()
@@ -500,4 +479,4 @@ def _victims_in(
             served.append(pod)
         elif (without := without + 1) > len(waiting) - missing:
             break  # the others cannot be enough any more
-    return sorted(served, key=rank_of), victims if len(served) >= missing else []
+    return in_rank_order(served), victims if len(served) >= missing else []

@@ -24,11 +24,12 @@ from neuron_plugin.allocation import (
     PodRequest,
     Rejection,
 )
+from neuron_plugin.allocation.group import is_key_of
 from neuron_plugin.allocation.keys import PREFIX
 from neuron_plugin.allocation.narrowing import usable_mask
 from neuron_plugin.allocation.rejection import LEFT_TO_OTHERS, WRONG_PRODUCT
 from neuron_plugin.planning.rules import neuron_shortages
-from neuron_plugin.planning.scene import Scene, is_key_of
+from neuron_plugin.planning.scene import Scene
 from neuron_plugin.topology import CoreMask, Geometry, Unit, valid_sets
 from neuron_plugin.wording import named, plural
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from neuron_plugin.allocation import NeuronPod, PlacementStrategy, PodRequest, Rejection
 from neuron_plugin.allocation.group import GroupName
 from neuron_plugin.allocation.node_rules import PlacedPod, PodLabels, PodRules, PodSelector, PodTerm
+from neuron_plugin.allocation.pod import NO_RULES
 
 MOST_TALLIES = 256
 """Tallies remembered; the least recently used one makes room for a new one."""
@@ -41,18 +42,15 @@ class PodKind(NamedTuple):
     group: GroupName | None
     seen_as: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, pod: NeuronPod, anti_keys: Collection[str] = ()) -> PodKind:
+        """The kind of a pod; the anti-affinity of placed pods looks at the labels ``anti_keys``.
 
-_GROUP_RULES = PodRules()
-
-
-def kind_of(pod: NeuronPod, anti_keys: Collection[str] = ()) -> PodKind:
-    """The kind of a pod; the anti-affinity of placed pods looks at the labels ``anti_keys``.
-
-    A pod that asks for nothing gets no part of its group's devices.
-    """
-    if pod.group and pod.request:
-        return PodKind(0, (), None, _GROUP_RULES, pod.group)
-    return likeness(pod, anti_keys)
+        A pod that asks for nothing gets no part of its group's devices.
+        """
+        if pod.group and pod.request:
+            return cls(0, (), None, NO_RULES, pod.group)
+        return likeness(pod, anti_keys)
 
 
 def likeness(pod: NeuronPod, anti_keys: Collection[str] = ()) -> PodKind:
@@ -65,12 +63,6 @@ def likeness(pod: NeuronPod, anti_keys: Collection[str] = ()) -> PodKind:
         known = sorted(key for key in own.union(anti_keys) if key in labels)
         seen_as = (pod.reference.namespace, *(f"{key}={labels[key]}" for key in known))
     return PodKind(pod.priority, pod.request, pod.strategy, rules, None, seen_as)
-
-
-def placed_pod(pod: NeuronPod, node: str) -> PlacedPod:
-    """A Neuron pod as it counts on a node where it is, or would be."""
-    rules, bound = pod.rules, pod.node == node
-    return PlacedPod(node, pod.labels, bound, pod.terminating, rules.anti_affinity, rules.claims)
 
 
 class Counts(NamedTuple):

@@ -35,8 +35,6 @@ from neuron_plugin.planning.population import NO_COUNTS, AnyPopulation, NodeCoun
 _CORDON = Taint("node.kubernetes.io/unschedulable", "NoSchedule")
 _HARD_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
 _SOFT_EFFECT = "PreferNoSchedule"
-_TAKEN_BY_OTHERS = frozenset({"cpu", "memory"})
-"""Resources that pods without Neuron take, too."""
 _HOSTNAME = "kubernetes.io/hostname"
 _MOST_SCORE = 100
 """framework.MaxNodeScore."""
@@ -119,12 +117,6 @@ def most_beside(pod: PodRules, node: NodeRules, use: NodeUse) -> int | None:
     asked = [(name, amount) for name, amount in (*pod.needs, *pod.neuron) if amount and (name != "pods" or name in has)]
     counts = [max(has.get(name, 0) - use.amounts.get(name, 0), 0) // amount for name, amount in asked]
     return min([*counts, *([1] if pod.ports else [])], default=None)
-
-
-def is_tight(node: NodeRules, use: NodeUse) -> bool:
-    """Whether less than a tenth of the node's CPU or memory is left: another pod may take it before a bind."""
-    taken = ((most, most - use.amounts.get(name, 0)) for name, most in node.allocatable if name in _TAKEN_BY_OTHERS)
-    return any(10 * left < most for most, left in taken)
 
 
 def amount_text(name: str, thousandths: int) -> str:

@@ -24,16 +24,16 @@ from neuron_plugin.allocation import (
     PodUid,
     Rejection,
 )
-from neuron_plugin.allocation.group import NO_WISH, GroupName, TopologyWish, is_replica
+from neuron_plugin.allocation.budgets import Budget
+from neuron_plugin.allocation.group import NO_WISH, GroupName, TopologyWish
 from neuron_plugin.allocation.keys import PREFLIGHT_KEY
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.allocation.node_rules import NodeUse, PlacedPod, PodRules
 from neuron_plugin.allocation.placement import place
-from neuron_plugin.allocation.pod import unknown_products
+from neuron_plugin.allocation.pod import current_members, unknown_products
 from neuron_plugin.allocation.utilization import Utilization
-from neuron_plugin.planning.budgets import Budget
-from neuron_plugin.planning.choice import NO_USES, PACK, Choices, PreferenceOrder
-from neuron_plugin.planning.population import Altered, AnyPopulation, Population, likeness, placed_pod
+from neuron_plugin.planning.choice import NO_USES, Choices, PreferenceOrder
+from neuron_plugin.planning.population import Altered, AnyPopulation, Population, likeness
 from neuron_plugin.planning.rules import (
     AmongPods,
     PodInCluster,
@@ -94,7 +94,7 @@ class Cluster:
     left_alone: Collection[PodUid] = ()
     protected: Collection[PodUid] = ()
     budgets: Collection[Budget] = ()
-    strategy: PlacementStrategy = PACK
+    strategy: PlacementStrategy = PlacementStrategy.PACK
     preferences: PreferenceOrder = PreferenceOrder.FIRST
     levels: Sequence[str] = ()
     utilization: Mapping[str, Utilization] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class Cluster:
 
     def why_avoided(self, pod: NeuronPod) -> dict[str, str]:
         """The nodes that a pod avoids even if they have free sets, each with why."""
-        lately = dict.fromkeys(self.avoided.get(owner_of(pod), ()) if pod.controller else (), DID_NOT_TAKE)
+        lately = dict.fromkeys(self.avoided.get(pod.owner, ()) if pod.controller else (), DID_NOT_TAKE)
         return lately | dict.fromkeys(self.check_of(pod).avoided, AVOIDED)
 
     def is_movable(self, pod: NeuronPod) -> bool:
@@ -157,64 +157,13 @@ class Cluster:
 
     def kept_for(self, pod: NeuronPod) -> list[Reservation]:
         """The reservations for a pod, and for its rank in its group, and the spare nodes of its group."""
-        return [self.kept[key] for key in kept_keys(pod) if key in self.kept]
+        return [self.kept[key] for key in pod.kept_keys if key in self.kept]
 
     def lent_to(self, pod: NeuronPod) -> list[Reservation]:
         """The spare nodes of groups that a pod may use until they are needed, if it can be moved away."""
         if not (self.kept and pod.gated and pod.made_again and self.is_movable(pod)) or pod.group:
             return []
         return [kept for kept in self.kept.values() if kept.lent_below is not None and pod.priority < kept.lent_below]
-
-
-def current_members(pods: Iterable[NeuronPod]) -> list[NeuronPod]:
-    """The pods of a group as it is now.
-
-    A replica of a LeaderWorkerSet that was made again has the name of the last one. Some pods of that one may still be
-    there; they were made before its leader.
-    """
-    members = [pod for pod in pods if not pod.terminating]
-    leaders = [pod.created for pod in members if pod.member and is_replica(pod.member.group) and pod.member.leads]
-    since = max(leaders, default=0.0)
-    return [pod for pod in members if pod.created >= since]
-
-
-def owner_of(pod: NeuronPod) -> str:
-    """The pod's controller, as NAMESPACE/KIND/NAME."""
-    return f"{pod.reference.namespace}/{pod.controller}"
-
-
-def kept_keys(pod: NeuronPod) -> tuple[str, ...]:
-    """The names of reservations for a pod: its own name, the name of its rank in its group, and the group's spares."""
-    if (member := pod.member) is None:
-        return (pod.uid,)
-    rank = () if member.rank is None else (rank_key(member.group, member.rank),)
-    return (pod.uid, *rank, *(spare_key(member.group, number) for number in range(1, member.spares + 1)))
-
-
-def spare_key(group: GroupName, number: int) -> str:
-    """The name of a spare node of a group; it differs from every pod's UID."""
-    return f"{'/'.join(group)}#spare.{number}"
-
-
-def rank_of(pod: NeuronPod) -> tuple[bool, tuple[int, ...], str]:
-    """The sort key of pods in a group: by rank; pods without a rank by name."""
-    rank = pod.member.rank if pod.member else None
-    return rank is None, rank or (), pod.reference.name
-
-
-def rank_key(group: GroupName, rank: tuple[int, ...]) -> str:
-    """The name of a rank of a group; it differs from every pod's UID."""
-    return f"{'/'.join(group)}#{rank_text(rank)}"
-
-
-def is_key_of(group: GroupName, name: str) -> bool:
-    """Whether a name is that of a rank or of a spare node of a group."""
-    return name.startswith(f"{'/'.join(group)}#")
-
-
-def rank_text(rank: tuple[int, ...]) -> str:
-    """A rank for people: ``3``, or ``1.3`` where a job or replica has a number, too."""
-    return ".".join(map(str, rank))
 
 
 class Scene:
@@ -288,7 +237,7 @@ class Scene:
         return self.altered
 
     def _come_to(self, pod: NeuronPod, name: str) -> PlacedPod:
-        placed = placed_pod(pod, name)
+        placed = pod.on(name)
         return placed._replace(bound=True) if self.group and pod.group == self.group else placed
 
     def use(self, name: str) -> NodeUse:
@@ -334,10 +283,10 @@ class Scene:
         return AmongPods(self.in_cluster(pod), self.cluster.nodes, self.population, self.choices.spread_nodes)
 
     def doubt(self, pod: NeuronPod) -> str:
-        """A rule of kube-scheduler for the pod that cannot be judged here; empty if none."""
-        if pod.rules.resource_claims:
-            return "it has resource claims of another driver"
-        return self.volumes(pod).doubt
+        """Why it cannot be judged here where the pod can run: a rule of kube-scheduler; empty if none."""
+        of_others = "it has resource claims of another driver" if pod.rules.resource_claims else ""
+        doubt = of_others or self.volumes(pod).doubt
+        return f"where it can run cannot be judged here, because {doubt}" if doubt else ""
 
     def against(self, pod: NeuronPod, name: str, among: AmongPods | None, volumes: PodVolumes) -> Iterator[str]:
         """All of kube-scheduler's reasons against the pod on a node, without its counts of Neuron."""
@@ -472,7 +421,7 @@ class Scene:
         """Pods grouped by request and by the nodes that they may go to."""
         found, anti_keys = defaultdict[object, list[NeuronPod]](list), self.population.anti_keys
         for pod in pods:
-            found[likeness(pod, anti_keys), owner_of(pod), pod.group].append(pod)
+            found[likeness(pod, anti_keys), pod.owner, pod.group].append(pod)
         return list(found.values())
 
     def placeable(self, pods: Iterable[NeuronPod]) -> list[NeuronPod]:
@@ -528,7 +477,7 @@ class Scene:
     def own_node(self, pod: NeuronPod, name: str) -> NodeInfo:
         """A node as it would be for a pod: cores that are kept for the pod are free."""
         info = self.node(name)
-        return _without(info, kept_keys(pod)) if info.reservations else info
+        return _without(info, pod.kept_keys) if info.reservations else info
 
 
 def _have_sets(

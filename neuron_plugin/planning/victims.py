@@ -19,10 +19,12 @@ from operator import itemgetter
 from typing import TypeVar
 
 from neuron_plugin.allocation import Capacity, NeuronPod, NodeInfo, Placement, PodRequest, Rejection
+from neuron_plugin.allocation.budgets import Budget
+from neuron_plugin.allocation.group import rank_text
 from neuron_plugin.allocation.narrowing import usable_mask
 from neuron_plugin.allocation.placement import placement_mask
-from neuron_plugin.planning.budgets import Budget, beyond_budgets, budget_text, is_protected
-from neuron_plugin.planning.scene import Cluster, Scene, rank_of, rank_text
+from neuron_plugin.allocation.pod import in_rank_order
+from neuron_plugin.planning.scene import Cluster, Scene
 from neuron_plugin.topology import CoreMask, valid_sets
 from neuron_plugin.wording import first_of
 
@@ -70,9 +72,57 @@ class Move:
         return placement_mask(self.placement)
 
     @property
+    def note(self) -> str:
+        """The effect of the move, as text."""
+        moves = ", ".join(
+            f"{victim.pod.reference} from node {victim.source} to {victim.target}"
+            if victim.target
+            else f"{victim.pod.reference} off node {victim.source}"
+            for victim in self.victims
+        )
+        return f"Node {self.node} would have room after a move of {moves}: see neuron-plugin plan"
+
+    @property
     def preempts(self) -> bool:
         """Whether the victims go because their priority is lower, with or without another place."""
         return any(not victim.target for victim in self.victims)
+
+    def is_possible(self, cluster: Cluster, rules: MoveRules) -> bool:
+        """Whether the move, found in an earlier state of the cluster, can be made as it is."""
+        scene = Scene(cluster)
+        waiting = cluster.pods.get(self.pod.uid)
+        if waiting is None or waiting.node or waiting.terminating:
+            return False
+        for victim in self.victims:
+            now, source = cluster.pods.get(victim.pod.uid), cluster.nodes.get(victim.source)
+            if now is None or source is None or source.ledger.mask_of(now.uid) != victim.had_mask:
+                return False
+            if not rules.may_move(cluster, now, waiting):
+                return False
+            scene.remove((now,), victim.source)
+        sets = [(waiting, self.node, self.placement)]
+        sets += [(victim.pod, victim.target, victim.placement) for victim in self.victims if victim.target]
+        for pod, name, placement in sets:
+            if name not in cluster.nodes or isinstance(scene.node(name).capacity, Rejection):
+                return False
+            mask = placement_mask(placement)
+            if mask & scene.own_node(pod, name).free_mask != mask or name not in scene.allowed(pod):
+                return False
+            scene.put(pod, name, placement)
+        return True
+
+    def made_on(self, nodes: Mapping[str, NodeInfo]) -> dict[str, NodeInfo]:
+        """The nodes that the move changes, with the move made and the waiting pod in its sets."""
+        changed: dict[str, NodeInfo] = {}
+        for victim in self.victims:
+            source = changed.get(victim.source) or nodes[victim.source]
+            changed[victim.source] = source.without({victim.pod.uid})
+        for name, pod, placement in (
+            (self.node, self.pod, self.placement),
+            *((victim.target, victim.pod, victim.placement) for victim in self.victims),
+        ):
+            changed[name] = (changed.get(name) or nodes[name]).with_pod(pod.reference, placement)
+        return changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +141,7 @@ class MoveRules:
 
         Nothing makes a pod without a controller again, and moving a member would split its group.
         """
-        if victim.terminating or victim.uid in cluster.protected or is_protected(cluster.budgets, victim):
+        if victim.terminating or victim.uid in cluster.protected or Budget.protect(cluster.budgets, victim):
             return False
         if self.preempts:
             return victim.priority < waiting.priority
@@ -186,7 +236,7 @@ def _tried(
 
 
 def _beyond(scene: Scene, victims: Collection[NeuronPod]) -> dict[Budget, list[NeuronPod]]:
-    return beyond_budgets(scene.cluster.budgets, victims) if scene.cluster.budgets else {}
+    return Budget.beyond(scene.cluster.budgets, victims) if scene.cluster.budgets else {}
 
 
 def _known_openings(scene: Scene, info: NodeInfo, pod: NeuronPod, rules: MoveRules) -> Sequence[tuple[NeuronPod, ...]]:
@@ -285,45 +335,6 @@ def rehome(
     return tuple(relocations)
 
 
-def still_possible(cluster: Cluster, move: Move, rules: MoveRules) -> bool:
-    """Whether a move that was found in an earlier state of the cluster can be made as it is."""
-    scene = Scene(cluster)
-    waiting = cluster.pods.get(move.pod.uid)
-    if waiting is None or waiting.node or waiting.terminating:
-        return False
-    for victim in move.victims:
-        now, source = cluster.pods.get(victim.pod.uid), cluster.nodes.get(victim.source)
-        if now is None or source is None or source.ledger.mask_of(now.uid) != victim.had_mask:
-            return False
-        if not rules.may_move(cluster, now, waiting):
-            return False
-        scene.remove((now,), victim.source)
-    sets = [(waiting, move.node, move.placement)]
-    sets += [(victim.pod, victim.target, victim.placement) for victim in move.victims if victim.target]
-    for pod, name, placement in sets:
-        if name not in cluster.nodes or isinstance(scene.node(name).capacity, Rejection):
-            return False
-        mask = placement_mask(placement)
-        if mask & scene.own_node(pod, name).free_mask != mask or name not in scene.allowed(pod):
-            return False
-        scene.put(pod, name, placement)
-    return True
-
-
-def after(nodes: Mapping[str, NodeInfo], move: Move) -> dict[str, NodeInfo]:
-    """The nodes that a move changes, with the move made and the waiting pod in its sets."""
-    changed: dict[str, NodeInfo] = {}
-    for victim in move.victims:
-        source = changed.get(victim.source) or nodes[victim.source]
-        changed[victim.source] = source.without({victim.pod.uid})
-    for name, pod, placement in (
-        (move.node, move.pod, move.placement),
-        *((victim.target, victim.pod, victim.placement) for victim in move.victims),
-    ):
-        changed[name] = (changed.get(name) or nodes[name]).with_pod(pod.reference, placement)
-    return changed
-
-
 @dataclass(frozen=True, slots=True)
 class Drain:
     """How to empty a node: where its pods fit now, and the pods that fit nowhere or cannot be judged, with why.
@@ -351,7 +362,7 @@ def drain(cluster: Cluster, name: str, devices: Collection[int] = ()) -> Drain:
         mask = info.inventory.geometry.devices_mask(devices)
         pods = [pod for pod in pods if info.ledger.mask_of(pod.uid) & mask]
     elsewhere = () if devices else (name,)
-    doubts = {pod.uid: str(pod.refusal or scene.doubt(pod)) for pod in pods if pod.refusal or scene.doubt(pod)}
+    doubts = {pod.uid: str(why) for pod in pods if (why := cluster.refusal(pod) or scene.doubt(pod))}
     scene.remove(pods, name)
     moved = rehome(scene, [pod for pod in pods if pod.uid not in doubts], info, skipped=elsewhere)
     homes = {relocation.pod.uid for relocation in moved}
@@ -386,16 +397,16 @@ def _drain_warnings(cluster: Cluster, pods: Sequence[NeuronPod]) -> Iterator[str
         has = f"{first_of(local, MOST_NAMED)} {'has' if len(local) == 1 else 'have'} emptyDir volumes"
         yield f"{has}: kubectl drain needs --delete-emptydir-data, and what is in them is lost"
     for group, size in {pod.member.group: pod.member.size for pod in pods if pod.member}.items():
-        lost = sorted((pod for pod in pods if pod.group == group), key=rank_of)
+        lost = in_rank_order(pod for pod in pods if pod.group == group)
         number = size or len(cluster.members_of(group))
         ranks = [rank_text(pod.member.rank) for pod in lost if pod.member and pod.member.rank]
         which = f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}" if len(ranks) == len(lost) else str(len(lost))
         names = ", ".join(pod.reference.name for pod in lost)
         if number > 1:
             yield f"group {'/'.join(group)} breaks without {names} ({which} of {number}): its framework must restart it"
-    for budget, own in beyond_budgets(cluster.budgets, pods).items():
+    for budget, own in Budget.beyond(cluster.budgets, pods).items():
         then = "kubectl drain waits" if budget.allowed or budget.recovers else "kubectl drain does not end"
-        yield f"{budget_text(budget, own)}: {then}"
+        yield f"{budget.text(own)}: {then}"
     shared = [pod for pod in pods if sum(budget.is_for(pod.labels) for budget in cluster.budgets) > 1]
     yield from (f"{pod.reference} has several PodDisruptionBudgets: the API server never evicts it" for pod in shared)
 

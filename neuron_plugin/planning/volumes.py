@@ -12,57 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from neuron_plugin.allocation.node_rules import NodeSelectorTerm, PlacedPod
+from neuron_plugin.allocation.volumes import GENERAL_LABELS, ZONE_LABELS, Claim, StorageClass, Volume
 from neuron_plugin.planning.population import AnyPopulation
 
 NO_PROVISIONER = "kubernetes.io/no-provisioner"
-_GENERAL = {
-    "failure-domain.beta.kubernetes.io/zone": "topology.kubernetes.io/zone",
-    "failure-domain.beta.kubernetes.io/region": "topology.kubernetes.io/region",
-}
-"""Labels of old volumes, and the ones that nodes have now."""
-ZONE_LABELS = frozenset({*_GENERAL, *_GENERAL.values()})
-
 Attached = tuple[str, str]
 """A driver, and the identity of a volume for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A PersistentVolumeClaim: its bound volume, if any, else what it waits for.
-
-    ``once``: its access mode is ReadWriteOncePod. ``lost``: its volume is gone. ``selected_node`` is where its volume
-    is being made.
-    """
-
-    volume: str = ""
-    storage_class: str = ""
-    once: bool = False
-    lost: bool = False
-    terminating: bool = False
-    selected_node: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Volume:
-    """A PersistentVolume: the nodes that can use it by ``terms``, None means all, and by ``zones`` of its labels.
-
-    ``driver`` and ``handle`` are the CSI driver and volume handle.
-    """
-
-    name: str
-    terms: tuple[NodeSelectorTerm, ...] | None = None
-    zones: tuple[tuple[str, frozenset[str]], ...] = ()
-    driver: str = ""
-    handle: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class StorageClass:
-    """How volumes of a class are made. ``waits`` is WaitForFirstConsumer; ``topologies`` of () allow every node."""
-
-    provisioner: str
-    waits: bool = False
-    topologies: tuple[NodeSelectorTerm, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +44,7 @@ class PodVolumes:
             yield "is not where a volume of the pod is being made"
         if self.zones and not ZONE_LABELS.isdisjoint(labels):
             for volume, key, values in self.zones:
-                if labels.get(key, labels.get(_GENERAL.get(key, key))) not in values:
+                if labels.get(key, labels.get(GENERAL_LABELS.get(key, key))) not in values:
                     yield f"is not in a zone of the volume {volume}"
 
 

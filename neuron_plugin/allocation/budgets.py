@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from neuron_plugin.allocation import NeuronPod
 from neuron_plugin.allocation.node_rules import PodLabels, Requirement
-from neuron_plugin.wording import plural
+from neuron_plugin.allocation.pod import NeuronPod
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +34,21 @@ class Budget:
         runs = pod.running and not (pod.terminating or pod.ended)
         return runs and (pod.ready or self.counts_unready) and self.is_for(pod.labels)
 
+    def text(self, victims: Collection[NeuronPod]) -> str:
+        """How the budget limits the eviction of these pods, which are its own and more than it allows to evict now."""
+        allows = f"{self.allowed} disruption{'s' * (self.allowed != 1)}"
+        needed = f"{len(victims)} {'is' if len(victims) == 1 else 'are'} needed"
+        return f"PodDisruptionBudget {self.namespace}/{self.name} allows {allows} now, {needed}"
 
-def is_protected(budgets: Iterable[Budget], pod: NeuronPod) -> bool:
-    """Whether disruption budgets never let a pod be evicted: one allows none for good, or several are for it."""
-    own = [budget for budget in budgets if budget.is_for(pod.labels)]
-    blocked = any(budget.is_used_by(pod) and not (budget.allowed or budget.recovers) for budget in own)
-    return blocked or len(own) > 1
+    @staticmethod
+    def protect(budgets: Iterable[Budget], pod: NeuronPod) -> bool:
+        """Whether budgets never let a pod be evicted: one allows no disruption for good, or several are for it."""
+        own = [budget for budget in budgets if budget.is_for(pod.labels)]
+        blocked = any(budget.is_used_by(pod) and not (budget.allowed or budget.recovers) for budget in own)
+        return blocked or len(own) > 1
 
-
-def beyond_budgets(budgets: Iterable[Budget], victims: Collection[NeuronPod]) -> dict[Budget, list[NeuronPod]]:
-    """The budgets that allow fewer disruptions now than evicting these pods takes, with the pods that use them."""
-    used = {budget: [victim for victim in victims if budget.is_used_by(victim)] for budget in budgets}
-    return {budget: pods for budget, pods in used.items() if len(pods) > budget.allowed}
-
-
-def budget_text(budget: Budget, victims: Collection[NeuronPod]) -> str:
-    """How a budget limits the eviction of these pods, which are its own and more than it allows to evict now."""
-    allows = plural(budget.allowed, "disruption")
-    needed = plural(len(victims), "is", "are")
-    return f"PodDisruptionBudget {budget.namespace}/{budget.name} allows {allows} now, {needed} needed"
+    @staticmethod
+    def beyond(budgets: Iterable[Budget], victims: Collection[NeuronPod]) -> dict[Budget, list[NeuronPod]]:
+        """The budgets that allow fewer disruptions now than evicting these pods takes, with the pods that use them."""
+        used = {budget: [victim for victim in victims if budget.is_used_by(victim)] for budget in budgets}
+        return {budget: pods for budget, pods in used.items() if len(pods) > budget.allowed}
