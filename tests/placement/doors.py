@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from neuron_plugin.allocation import Resource
+from neuron_plugin.allocation import PlacementStrategy, Resource
 from neuron_plugin.allocation.keys import GATE, GROUP_KEY, GROUP_SIZE_KEY, MOVABLE_KEY
 from neuron_plugin.allocation.resources import parse_ids
 from neuron_plugin.monitor.plan import PlanOptions, plan
@@ -23,7 +23,6 @@ from neuron_plugin.placement.extender.binding import Binder
 from neuron_plugin.placement.extender.filter import Leads
 from neuron_plugin.placement.extender.server import ExtenderService
 from neuron_plugin.placement.settings import FilterMode
-from neuron_plugin.planning import PACK
 from neuron_plugin.simulation.api_server_kinds import AnyJson
 from tests.placement.gates.bench import GatesBench
 from tests.support.api_server import StandInApiServer
@@ -44,7 +43,7 @@ class Cluster(GatesBench):
         super().__init__(api, api, "auto", holder, **settings)
         leads = Leads(self.context, self.writer)
         self.binder = Binder(self.context, self.writer, leads)
-        strategy = settings.get("strategy", PACK)
+        strategy = settings.get("strategy", PlacementStrategy.PACK)
         self.extender = ExtenderService(self.context, self.binder, leads, answer=answer, strategy=strategy)
 
     def nodes(self, text: str) -> None:
@@ -103,24 +102,31 @@ class Cluster(GatesBench):
         gates = (*described.pop("gates", ()), *([GATE] if gated else ()))
         return self.pod(name, gates=gates, **described)
 
+    def scores(self, name: str) -> dict[str, int]:
+        """What the extender answers to filter and, if several nodes are left, to prioritize; a single one has 0."""
+        allowed = self.state.scene().allowed(self.record(name))  # what kube-scheduler's own filters leave
+        called = {
+            "Pod": self.of(name),
+            "Nodes": None,
+            "NodeNames": [each for each in self.state.nodes if each in allowed],
+        }
+        found = json.loads(self.extender.answer("filter", json.dumps(called).encode())).get("NodeNames") or []
+        if len(found) <= 1:
+            return dict.fromkeys(found, 0)
+        called["NodeNames"] = found
+        scores = json.loads(self.extender.answer("prioritize", json.dumps(called).encode()))
+        return {each["Host"]: each["Score"] for each in scores}
+
     async def attempt(self, name: str) -> str:
         """One attempt of a kube-scheduler that asks the extender; gives the node that it has bound the pod to."""
-        pod = self.of(name)
-        allowed = self.state.scene().allowed(self.record(name))  # what kube-scheduler's own filters leave
-        names = [node for node in self.state.nodes if node in allowed]
-        called = {"Pod": pod, "Nodes": None, "NodeNames": names}
-        found = json.loads(self.extender.answer("filter", json.dumps(called).encode())).get("NodeNames")
-        if not found:
+        scores = self.scores(name)
+        if not scores:
             return ""
-        best = found[0]
-        if len(found) > 1:
-            called["NodeNames"] = found
-            scores = json.loads(self.extender.answer("prioritize", json.dumps(called).encode()))
-            best = max(scores, key=lambda each: each["Score"])["Host"]
-        outcome = await self.binder.bind(pod_of(pod), best)
+        best = max(scores, key=lambda each: scores[each])
+        outcome = await self.binder.bind(pod_of(self.of(name)), best)
         assert not outcome.error
         self.sync()
-        return str(best)
+        return best
 
 
 def _merge(into: dict[str, Any], more: Mapping[str, Any]) -> None:

@@ -113,6 +113,26 @@ async def test_a_small_pod_that_fits_is_placed_while_a_large_one_waits(door: str
     assert await DOORS[door](cluster, "small", "neuron=1") == "a"
 
 
+@pytest.mark.parametrize(
+    ("nodes", "pod", "equals"),
+    [
+        ("a | b", "neuron=8", {"a": 10, "b": 9}),
+        ("a disk=hdd | b disk=ssd", "neuron=8 prefers=disk:ssd", {"a": 10, "b": 10}),
+        ("a other:web | b", "neuron=8 apart=web", {"a": 10, "b": 10}),
+        ("a other:web | b", "neuron=8 web evenly=web", {"a": 10, "b": 10}),
+        ("a soft=team | b", "neuron=8", {"a": 10, "b": 10}),
+    ],
+    ids=["no preference", "node affinity", "anti-affinity", "spread", "soft taint"],
+)
+async def test_among_equals_kube_scheduler_s_own_scorers_decide_for_a_pod_that_prefers_some(
+    nodes: str, pod: str, equals: dict[str, int]
+) -> None:
+    cluster = Cluster(StandInApiServer(), FilterMode.ALL)
+    cluster.nodes(nodes)
+    cluster.wanted("train", pod, gated=False)
+    assert cluster.scores("train") == equals
+
+
 PREEMPTED = """
     all of a node: a low:0-15 => neuron=16 priority=10 => a-0
     enough are free and not linked: a low:0 low:4 low:8 low:12 => neuron=4 priority=10 => a-0
