@@ -403,8 +403,7 @@ class Scene:
 
     def leaves_room(self, pod: NeuronPod, place: Place) -> bool:
         """Whether each pod that was handed to its scheduler without a node still has a linked set on any node."""
-        roaming = [other for other in self.roaming if other.uid != pod.uid]
-        if not roaming:
+        if not self.cluster.roaming or not (roaming := [other for other in self.roaming if other.uid != pod.uid]):
             return True
         after = self.fork()
         after.put(pod, *place)
