@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from neuron_plugin.allocation.rejection import Rejection
 from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.topology import MOST_SHAPES, NO_CORES, TORUS_SIDE, CoreMask, Geometry, Topology, Unit, cores_in
+from neuron_plugin.topology import MOST_SHAPES, NO_CORES, TORI, CoreMask, Geometry, Unit, cores_in
 from neuron_plugin.topology.device_groups import GROUP_SIZES, device_groups
 
 if TYPE_CHECKING:
@@ -35,12 +35,13 @@ UNHEALTHY_TAINT = "neuron-plugin.io/unhealthy"
 
 Attributes = tuple[tuple[str, str | int | bool | None], ...]
 """What a device must have, as attribute and value; None for any value."""
+_TORUS_BLOCKS = (4, 8)
+"""Devices of the aligned blocks that AWS's driver numbers on a torus."""
 GROUP_ATTRIBUTES: Mapping[str, int] = {
     f"{DRA_DRIVER}/deviceId": 1,
-    f"{DRA_DRIVER}/topology_x": TORUS_SIDE,
+    f"{DRA_DRIVER}/topology_x": min(columns for _, columns in TORI.values()),
     f"{DRA_DRIVER}/topology_y": 1,
-    f"{DRA_DRIVER}/topology4_id": TORUS_SIDE,
-    f"{DRA_DRIVER}/topology8_id": 2 * TORUS_SIDE,
+    **{f"{DRA_DRIVER}/topology{size}_id": size for size in _TORUS_BLOCKS},
     **{f"resource.aws.com/devicegroup{size}_id": size for size in GROUP_SIZES},
 }
 """Attributes by which devices are grouped: the largest valid set that is in one group wherever it lies."""
@@ -115,7 +116,8 @@ def mask_of_name(name: str, geometry: Geometry, logical_core_size: int) -> CoreM
 def device_attributes(geometry: Geometry) -> tuple[Mapping[str, str | int], ...]:
     """The attributes of each device of a machine as its slice has them, those that follow from the machine's type.
 
-    Names and values are those of AWS's own driver. Types without EFA have no groups, and only a torus has rows.
+    Names and values are those of AWS's own driver. Types without EFA have no groups; only a torus has places and
+    blocks.
     """
     groups, devices = device_groups(geometry.instance_type), []
     for device in range(geometry.device_count):
@@ -124,10 +126,9 @@ def device_attributes(geometry: Geometry) -> tuple[Mapping[str, str | int], ...]
             f"{DRA_DRIVER}/resourceType": "neuron_device",
             f"{DRA_DRIVER}/instanceType": geometry.instance_type,
         }
-        if geometry.topology is Topology.TORUS:
-            row, column = divmod(device, TORUS_SIDE)
-            rows = {"topology_x": row, "topology_y": column, "topology4_id": row, "topology8_id": row // 2}
-            attributes |= {f"{DRA_DRIVER}/{name}": value for name, value in rows.items()}
+        if place := geometry.torus_place(device):
+            attributes |= {f"{DRA_DRIVER}/topology_{axis}": at for axis, at in zip("xy", place, strict=True)}
+            attributes |= {f"{DRA_DRIVER}/topology{size}_id": device // size for size in _TORUS_BLOCKS}
         if device < len(groups):
             attributes |= {f"resource.aws.com/devicegroup{size}_id": text for size, text in groups[device].items()}
         devices.append(attributes)

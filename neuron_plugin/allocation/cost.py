@@ -17,9 +17,9 @@ from functools import lru_cache
 
 from neuron_plugin.topology import (
     MOST_SHAPES,
+    TORI,
     CoreMask,
     Geometry,
-    Topology,
     Unit,
     cores_in,
     sets_by_count,
@@ -82,7 +82,7 @@ def tie_rank(geometry: Geometry, free: int, pods: int) -> int:
     The node that is used most comes first, so that empty nodes stay empty: on a torus the one with most pods, elsewhere
     the one with the least free.
     """
-    return -pods if geometry.topology is Topology.TORUS else free.bit_count()
+    return -pods if geometry.topology in TORI else free.bit_count()
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """``neuron-plugin topology``: how a machine's devices are linked, who has them, and which sets are free.
 
-The devices are drawn as boxes with their links: a line, a ring folded into two rows, or tori of 4 x 4. Each box has the
-device's id and one mark a core. Links between boxes that stand beside each other are drawn, a torus' links around the
-edge are stubs at both ends; ``undrawn`` names all others.
+The devices are drawn as boxes with their links. Each box has the device's id and one mark a core. Links between boxes
+beside each other are drawn. Links around the edge of a torus are stubs at both ends. ``undrawn`` lists all other links.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import string
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from neuron_plugin.allocation import Ledger
@@ -41,11 +39,10 @@ from neuron_plugin.inspection import (
     topology_report,
 )
 from neuron_plugin.inspection.published import published_node, published_report
-from neuron_plugin.topology import TORUS_SIDE, Topology, Unit, cores_in
+from neuron_plugin.topology import Grid, Unit, cores_in, grids_of
 from neuron_plugin.wording import named
 
 LinksByDevice: TypeAlias = Mapping[int, frozenset[int]]
-Pairs: TypeAlias = list[tuple[int, int]]
 
 DESCRIPTION = """\
 Draw the devices of this machine, or of a node of the cluster by what its plugin has published, with
@@ -110,7 +107,7 @@ def picture(shown: ShownNode, *, ascii_only: bool = False) -> list[Line]:
     unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf") and not ascii_only
     marks, legend = occupancy(shown)
     geometry = shown.has.geometry
-    grids = grids_of(geometry.topology, geometry.device_count)
+    grids = grids_of(geometry.topology, geometry.device_count, LONGEST_ROW)
     lines: list[Line] = []
     for grid in grids:
         box = drawn(grid, shown.links, marks)
@@ -182,51 +179,6 @@ _NARROWEST = 4
 TO_ASCII = str.maketrans("┌┐└┘─│╌╎├┤┬┴", "++++-|~:||++")
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """Where devices stand, as (row, column). ``side`` is 0 unless rows and columns close around the edge."""
-
-    places: Mapping[int, tuple[int, int]]
-    side: int = 0
-
-    def neighbours(self) -> Pairs:
-        """Devices that stand beside each other, left or upper one first."""
-        devices = {place: device for device, place in self.places.items()}
-        beside = [
-            (device, place)
-            for device, (row, column) in self.places.items()
-            for place in ((row, column + 1), (row + 1, column))
-        ]
-        return [(device, devices[place]) for device, place in beside if place in devices]
-
-    def around(self) -> Pairs:
-        """Devices that are beside each other around the edge, right or lower one first."""
-        devices, last = {place: device for device, place in self.places.items()}, self.side - 1
-        rows = [(devices[number, last], devices[number, 0]) for number in range(self.side)]
-        return rows + [(devices[last, number], devices[0, number]) for number in range(self.side)]
-
-
-def grids_of(topology: Topology, device_count: int) -> tuple[Grid, ...]:
-    """The grids to draw, with linked ids beside each other: rows of a line or ring turn at each end."""
-    if topology is Topology.TORUS:
-        size = TORUS_SIDE * TORUS_SIDE
-        blocks = [range(first, min(first + size, device_count)) for first in range(0, device_count, size)]
-        return tuple(
-            Grid(
-                {device: divmod(number, TORUS_SIDE) for number, device in enumerate(block)},
-                TORUS_SIDE if len(block) == size else 0,
-            )
-            for block in blocks
-        )
-    width = LONGEST_ROW
-    if topology is Topology.RING:  # folded in two where that fits: the ends meet
-        width = min(LONGEST_ROW, (device_count + 1) // 2)
-    places = {device: divmod(device, width) for device in range(device_count)}
-    if topology in {Topology.LINE, Topology.RING}:
-        places = {device: (row, width - 1 - at if row % 2 else at) for device, (row, at) in places.items()}
-    return (Grid(places),)
-
-
 def drawn(grid: Grid, links: LinksByDevice, marks: Mapping[int, Sequence[Segment]]) -> list[Line]:
     """The drawing, line by line, without blanks at the ends; ``marks`` has a mark for each core of every device."""
     inner = max(_NARROWEST, *(len(marks[device]) for device in grid.places)) + 2
@@ -259,13 +211,13 @@ def drawn(grid: Grid, links: LinksByDevice, marks: Mapping[int, Sequence[Segment
             for at, text in ((far_line - 1, down), (far_line, "┴")):
                 write(at, far_column + middle, text)
     lines: list[Line] = []
-    for line in range(0 if grid.side else 1, max(line for line, _ in canvas) + 1):  # without stubs, no line for them
+    for line in range(0 if grid.wraps else 1, max(line for line, _ in canvas) + 1):  # without stubs, no line for them
         end = max((column for at, column in canvas if at == line), default=-1)
         lines.append([canvas.get((line, column), (" ", "")) for column in range(end + 1)])
     return lines
 
 
-def undrawn(grids: Sequence[Grid], links: LinksByDevice) -> Pairs:
+def undrawn(grids: Sequence[Grid], links: LinksByDevice) -> list[tuple[int, int]]:
     """Links that no grid shows, lower id first."""
     shown = {frozenset(pair) for grid in grids for pair in (*grid.neighbours(), *grid.around())}
     pairs = {(min(device, other), max(device, other)) for device, others in links.items() for other in others}

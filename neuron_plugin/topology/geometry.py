@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NewType
 
+from neuron_plugin.topology.links import TORI, Topology
+
 DeviceId = NewType("DeviceId", int)
 """N of ``/dev/neuronN``."""
 
@@ -36,17 +38,6 @@ MOST_SHAPES = 64
 
 class GeometryError(ValueError):
     """A geometry beyond the driver's limits; the text names the field, its value and the limit."""
-
-
-class Topology(enum.StrEnum):
-    """How a node's devices are linked."""
-
-    SINGLE = "single"
-    LINE = "line"
-    RING = "ring"
-    TORUS = "torus"
-    UNLINKED = "unlinked"
-    """Nothing known: only one device or all of them can be handed out."""
 
 
 class Unit(enum.StrEnum):
@@ -104,6 +95,11 @@ class Geometry:
         decides = self.device_count, self.cores_per_device, self.block_sizes, self.core_block_sizes
         shape = self if is_shape else _shape(*decides)
         object.__setattr__(self, "shape", shape)
+
+    def torus_place(self, device: int) -> tuple[int, int] | None:
+        """Row and column of a device on a torus, None elsewhere; rows of a second torus are numbered on."""
+        torus = TORI.get(self.topology)
+        return divmod(device, torus[1]) if torus else None
 
     def masks(self, unit: Unit) -> tuple[CoreMask, ...]:
         """The cores behind every id of a unit, by id."""

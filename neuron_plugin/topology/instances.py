@@ -13,16 +13,11 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from neuron_plugin.topology.geometry import MOST_DEVICES, Geometry, Topology
-from neuron_plugin.topology.links import Links, topology_of
+from neuron_plugin.topology.geometry import MOST_DEVICES, Geometry
+from neuron_plugin.topology.links import BLOCKS, Links, Topology, topology_of
 
-TORUS_BLOCKS = (1, 4, 8, 16)
-"""Device counts with collectives support on a torus: 2, 8, 16 or a multiple of 32 cores on Trn1."""
-
-BLOCKS: Mapping[Topology, tuple[int, ...]] = {Topology.TORUS: TORUS_BLOCKS, Topology.UNLINKED: (1,)}
-"""Device counts that are handed out as aligned blocks, where nothing else is said; elsewhere any run will do."""
-
-TORUS_CORE_BLOCKS = (1, 2, 4, 8, 16)
+_TORUS_BLOCKS = BLOCKS[Topology.TORUS]
+_TORUS_CORE_BLOCKS = (1, 2, 4, 8, 16)
 """The same for slices of cores on Trn2 and Trn3: two neighbouring devices, too. AWS's tutorial for vLLM puts eight
 slices of eight logical cores on a trn2.48xlarge (LNC 2). Two devices by count are refused, as by AWS."""
 
@@ -120,15 +115,15 @@ def _inf2(name: str, devices: int, topology: Topology, numa: tuple[int, ...] = (
 
 
 def _trn1(name: str, numa: tuple[int, ...] = ()) -> InstanceType:
-    return InstanceType(name, "Trainium1", 16, 2, 32, Topology.TORUS, 1, TORUS_BLOCKS, numa_nodes=numa)
+    return InstanceType(name, "Trainium1", 16, 2, 32, Topology.TORUS, 1, _TORUS_BLOCKS, numa_nodes=numa)
 
 
 def _trn2(name: str, numa: tuple[int, ...] = ()) -> InstanceType:
-    return InstanceType(name, "Trainium2", 16, 8, 96, Topology.TORUS, 2, TORUS_BLOCKS, TORUS_CORE_BLOCKS, numa)
+    return InstanceType(name, "Trainium2", 16, 8, 96, Topology.TORUS, 2, _TORUS_BLOCKS, _TORUS_CORE_BLOCKS, numa)
 
 
 def _trn3(name: str) -> InstanceType:
-    return InstanceType(name, "Trainium3", 16, 8, 144, Topology.TORUS, 2, TORUS_BLOCKS, TORUS_CORE_BLOCKS)
+    return InstanceType(name, "Trainium3", 16, 8, 144, Topology.TORUS, 2, _TORUS_BLOCKS, _TORUS_CORE_BLOCKS)
 
 
 _TRN1_NUMA = (0, 0, 1, 1) * 4
