@@ -1,9 +1,9 @@
-"""Which container has which device ids, read from the kubelet's own checkpoint file.
+"""The device ids of each container, read from the kubelet's checkpoint file.
 
-The kubelet records each Allocate reply under pod UID, container and resource, and writes the file before it asks for
-the next container. The reply is part of the entry, so what we put into it comes back with the pod's UID. The format is
-internal to the kubelet (``pkg/kubelet/cm/devicemanager/checkpoint``, 1.36). So an unknown shape is an error and never
-an empty list: an empty list would mean that all devices are free. Never write this file.
+The kubelet records each Allocate reply under pod UID, container and resource, and writes the file before the Allocate
+of the next container. The entry contains our reply, so its values come back with the pod's UID. The format is internal
+to the kubelet (``pkg/kubelet/cm/devicemanager/checkpoint``, 1.36). So an unknown shape is an error and never an empty
+list: an empty list would mean that all devices are free. Never write this file.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _NEVER_READ = object()
 
 
 class FileContent(Protocol):
-    """What one version of a file says; ``version`` is None while there is no file."""
+    """The content of one version of a file; ``version`` is None while there is no file."""
 
     @property
     def version(self) -> Version | None:
-        """Which version of the file it is."""
+        """The version of the file."""
 
 
 Content = TypeVar("Content", bound=FileContent)
@@ -43,12 +43,12 @@ Content_co = TypeVar("Content_co", bound=FileContent, covariant=True)
 
 
 class CheckpointError(Exception):
-    """The file cannot be read; the text says which file, what is in it and what was expected."""
+    """The file cannot be read; the text names the file, its content and the expected form."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointEntry:
-    """The device ids of one resource in one container, and what our reply to that Allocate said.
+    """The device ids of one resource in one container, and our reply to that Allocate.
 
     ``device_paths`` are the device nodes of the reply as host paths.
     """
@@ -78,12 +78,13 @@ class KubeletFile(ABC, Generic[Content]):
 
     @abstractmethod
     def content(self, data: bytes | None, version: Version | None) -> Content:
-        """What the file says; both are None while there is no file."""
+        """Decode the file; both arguments are None while there is no file."""
 
     def version(self) -> Version | None:
         """Modification time in nanoseconds, size and inode of the file now, by one stat; None if there is no file.
 
-        (0, 0, 0) if the stat fails for another reason: that is no version of any file, so `read` is called and raises.
+        (0, 0, 0) if the stat fails for another reason: no file has this version, so `read` is called and raises the
+        error.
         """
         try:
             return _version_of(os.stat(self.path))  # noqa: PTH116 - half the time of Path.stat, in every Allocate
@@ -93,7 +94,7 @@ class KubeletFile(ABC, Generic[Content]):
             return _CANNOT_STAT
 
     def read(self) -> Content:
-        """Read the whole file. Its version is that of the file which was read, also if it is replaced meanwhile.
+        """Read the whole file. The result has the version of the file that was read, even if it is replaced meanwhile.
 
         Raises:
             CheckpointError: the file cannot be opened, is larger than 64 MiB, or has an unknown shape.
@@ -128,10 +129,10 @@ class CheckpointFile(KubeletFile[Checkpoint]):
 
 
 class RecordFile(Protocol[Content_co]):
-    """A file in which the kubelet records allocations, or what stands for it."""
+    """A file in which the kubelet records allocations, or a substitute."""
 
     def version(self) -> Version | None:
-        """What differs between two versions of the file, by one stat."""
+        """The version of the file, by one stat."""
 
     def read(self) -> Content_co:
         """Read the file, or raise CheckpointError."""
@@ -146,7 +147,7 @@ class FollowedFile(Generic[Content_co]):
         self._version: object = _NEVER_READ
 
     def news(self) -> Content_co | None:
-        """What the file says, if it has changed and can be read: one stat if it has not changed."""
+        """The content of the file if it has changed and can be read, else None; one stat if it has not changed."""
         version = self.source.version()
         if version == self._version:
             return None
@@ -160,13 +161,13 @@ class FollowedFile(Generic[Content_co]):
 
 
 class _ResourceName(msgspec.Struct, frozen=True):
-    """All that is read of an entry of another plugin."""
+    """The only part that is read of another plugin's entry."""
 
     name: str = msgspec.field(name="ResourceName")
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """Ids by NUMA node, "-1" without topology; before Kubernetes 1.20 one flat list."""
+    """An entry. Ids are by NUMA node, "-1" without topology; before Kubernetes 1.20 one flat list."""
 
     pod_uid: str = msgspec.field(name="PodUID")
     container: str = msgspec.field(name="ContainerName")
@@ -176,13 +177,13 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 class _Data(msgspec.Struct, frozen=True):
-    """A kubelet always writes the key, with null for no entries: without it the shape is unknown."""
+    """The entries. A kubelet always writes the key, with null for no entries: without it the shape is unknown."""
 
     entries: list[msgspec.Raw] | None = msgspec.field(name="PodDeviceEntries")
 
 
 class _File(msgspec.Struct, frozen=True):
-    """The checksum is not checked: it is a hash of how Go prints the kubelet's own types."""
+    """The file. The checksum is not checked: it is a hash of how Go prints the kubelet's types."""
 
     data: _Data = msgspec.field(name="Data")
 
@@ -194,11 +195,11 @@ _MALFORMED_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def parse_checkpoint(data: bytes, resources: Collection[str]) -> tuple[CheckpointEntry, ...]:
-    """The entries of ``resources`` in the text of a checkpoint; of other entries only the resource name is read.
+    """The entries of ``resources`` in a checkpoint; of other entries only the resource name is read.
 
     Raises:
         CheckpointError: the text is no checkpoint, or an entry of ``resources`` lacks a field or has one of an unknown
-            type. A null ``PodDeviceEntries`` is an empty list: a new kubelet writes it so.
+            type. A null ``PodDeviceEntries`` is an empty list, as a new kubelet writes it.
     """
     try:
         raw_entries = _decode_file(data).data.entries or ()
@@ -214,7 +215,7 @@ def parse_checkpoint(data: bytes, resources: Collection[str]) -> tuple[Checkpoin
     return tuple(entries)
 
 
-@lru_cache(maxsize=1024)  # a file repeats most entries of the last one; a node has some hundred
+@lru_cache(maxsize=1024)  # most entries are in the next version of the file, too; a node has some hundred
 def _parse_entry(raw: bytes) -> CheckpointEntry:
     entry = _decode_entry(raw)
     if not (entry.pod_uid and entry.container):

@@ -1,8 +1,8 @@
 """The services of a DRA driver on one standing socket: preparing claims, the health of devices, registration.
 
 The kubelet's plugin watcher finds the socket in ``plugins_registry``, asks for its name and calls it. It notices a lost
-connection by itself, and a kubelet that starts finds the socket where it is (pkg/kubelet/cm/dra/plugin, 1.36). So this
-server only stays: it is started again where its socket is removed. The daemon decides as a `ClaimHandler`, in values
+connection by itself, and a kubelet that starts finds the existing socket (pkg/kubelet/cm/dra/plugin, 1.36). So this
+server keeps running, and is only restarted if its socket is removed. The daemon decides as a `ClaimHandler`, in values
 free of protobuf. An error of one claim makes its pod wait, and the kubelet asks again; it never fails a pod.
 
 Field meanings and numbers: ``protos/neuron_plugin/kubelet/_proto/dra/v1/api.proto`` and ``drahealth/v1alpha1``.
@@ -34,12 +34,12 @@ from neuron_plugin.kubelet.socket_watch import Endpoint, answer_fault
 _log = logging.getLogger(__name__)
 
 LONGEST_MESSAGE = 1024
-"""Characters of why a device is unhealthy."""
+"""Characters of the reason why a device is unhealthy."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimReference:
-    """Which claim the kubelet means."""
+    """A claim, as the kubelet names it."""
 
     namespace: str
     name: str
@@ -51,7 +51,7 @@ class ClaimReference:
 
 @dataclass(frozen=True, slots=True)
 class PreparedDevice:
-    """One device of a claim, and the CDI devices that a container gets which uses its request."""
+    """One device of a claim, and the CDI devices for containers that use its request."""
 
     request: str
     pool: str
@@ -61,7 +61,7 @@ class PreparedDevice:
 
 @dataclass(frozen=True, slots=True)
 class ReportedHealth:
-    """What is wrong with a device; an empty ``fault`` for a healthy one."""
+    """The health of a device; ``fault`` is empty for a healthy one."""
 
     pool: str
     device: str
@@ -69,29 +69,29 @@ class ReportedHealth:
 
 
 class ClaimHandler(Protocol):
-    """What the daemon decides about claims. Calls may overlap, also for one claim."""
+    """The daemon's decisions about claims. Calls may overlap, even for one claim."""
 
     async def prepare(self, claims: Sequence[ClaimReference]) -> Mapping[str, Sequence[PreparedDevice] | str]:
-        """The devices of each claim by its UID, or why it is not prepared. All claims belong to one pod.
+        """The devices of each claim by its UID, or the reason why it is not prepared. All claims belong to one pod.
 
-        Idempotent: the same claim gets the same devices. The kubelet gives up after 45 seconds. A pod with a claim that
-        is not prepared waits, and the kubelet asks again after a minute or so.
+        Idempotent: the same claim gets the same devices. The kubelet's deadline is 45 seconds. If a claim is not
+        prepared, its pod waits and the kubelet asks again after about a minute.
         """
 
     async def unprepare(self, claims: Sequence[ClaimReference]) -> None:
-        """The kubelet has no pod of these claims any more, as far as it knows."""
+        """Take note that the kubelet knows no pod of these claims any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthTimes:
-    """Seconds: ``again`` is between two messages that say the same, ``counts`` how long one counts for the kubelet."""
+    """Seconds: ``again`` is between two equal messages, ``counts`` is how long the kubelet accepts one."""
 
     again: float = 30.0
     counts: int = 90
 
 
 DRA_TIMES = RegistrationTimes(longest_delay=2.0, patience=0.0)
-"""A driver is wanted at once where its socket can be made again, and nothing else says why it is not there."""
+"""Short delays and an early warning: pods wait for the driver, and no other message says why it is missing."""
 
 
 class _DraEndpoint(Endpoint):
@@ -100,13 +100,13 @@ class _DraEndpoint(Endpoint):
 
 @dataclass(eq=False)
 class DraServer(WatcherRoute[Endpoint], pb_grpc.DRAPluginServicer, health_grpc.DRAResourceHealthServicer):
-    """Serves one driver for as long as ``run`` runs.
+    """Serves one driver while ``run`` runs.
 
-    The kubelet notices a lost connection to a driver by itself, so the server stays as long as its socket does.
+    The kubelet notices a lost connection to a driver by itself, so the server runs until its socket is removed.
     """
 
     plugin_type = "DRAPlugin"
-    versions = ("v1.DRAPlugin", "v1alpha1.DRAResourceHealth")  # v1 is that of Kubernetes 1.34 and newer
+    versions = ("v1.DRAPlugin", "v1alpha1.DRAResourceHealth")  # Kubernetes 1.34 and newer have v1
 
     handler: ClaimHandler
     _: KW_ONLY
@@ -119,13 +119,13 @@ class DraServer(WatcherRoute[Endpoint], pb_grpc.DRAPluginServicer, health_grpc.D
         self._health_changed = asyncio.Event()
 
     async def stop(self) -> None:
-        """Remove the socket and end. Calls that are under way have a moment to be answered."""
+        """Remove the socket and end. Calls in progress have a moment to finish."""
         self._stopping = True
         self._wake()
         await super().stop()
 
     def show_health(self, devices: Sequence[ReportedHealth]) -> None:
-        """Make this the health of all devices; the kubelet gets what differs."""
+        """Set the health of all devices; the kubelet gets a message if it differs."""
         if self._health != tuple(devices):
             self._health = tuple(devices)
             self._wake()
@@ -146,7 +146,7 @@ class DraServer(WatcherRoute[Endpoint], pb_grpc.DRAPluginServicer, health_grpc.D
         self._accepted = False
         self._advertised()
         while (cue := self._cue(served)) is None:
-            if self._accepted:  # by the kubelet that came after a restart
+            if self._accepted:  # by a kubelet that was restarted
                 self._accepted = False
                 self.counters.registrations[self.resource, "accepted"] += 1
                 self._advertised()
@@ -156,7 +156,7 @@ class DraServer(WatcherRoute[Endpoint], pb_grpc.DRAPluginServicer, health_grpc.D
     async def _dial(self, path: Path, timeout_seconds: float) -> str | None:
         return await dial_driver(path, timeout_seconds)
 
-    # What the kubelet calls.
+    # The kubelet's calls.
 
     async def NodePrepareResources(
         self, request: pb.NodePrepareResourcesRequest, context: GrpcContext
@@ -190,7 +190,7 @@ class DraServer(WatcherRoute[Endpoint], pb_grpc.DRAPluginServicer, health_grpc.D
     async def NodeUnprepareResources(
         self, request: pb.NodeUnprepareResourcesRequest, context: GrpcContext
     ) -> pb.NodeUnprepareResourcesResponse:
-        """Take note; who still uses the devices shows elsewhere."""
+        """Take note; the devices' remaining users are found elsewhere."""
         claims = [ClaimReference(claim.namespace, claim.name, claim.uid) for claim in request.claims]
         await self.handler.unprepare(claims)
         response = pb.NodeUnprepareResourcesResponse()
@@ -201,7 +201,7 @@ class DraServer(WatcherRoute[Endpoint], pb_grpc.DRAPluginServicer, health_grpc.D
     async def NodeWatchResources(  # type: ignore[override]  # a coroutine that writes: see ``device_plugin.ListAndWatch``
         self, request: health_pb.NodeWatchResourcesRequest, context: GrpcContext
     ) -> None:
-        """Send the health of all devices: at once, on each change, and again before it stops to count."""
+        """Send the health of all devices: at once, on each change, and before the last message expires."""
         while not self._stopping:
             changed = self._health_changed
             now, counts = int(time.time()), self.health_times.counts

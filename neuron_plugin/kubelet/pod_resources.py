@@ -1,7 +1,7 @@
-"""Which live pod has which device ids, as the kubelet's PodResources API lists it.
+"""The device ids of live pods, from the kubelet's PodResources API.
 
-The API has its price: all clients of the node share 100 calls a second, and `list` has a side effect on the kubelet's
-reservations. There is no pod UID, and plain init containers never appear. The checkpoint has none of these limits.
+The API has limits: all clients of the node share 100 calls a second, and `list` has a side effect on the kubelet's
+reservations. It has no pod UIDs and no plain init containers. The checkpoint has none of these limits.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ContainerDevices:
 class PodDevices:
     """One active pod of the node; ``containers`` has an entry for each container and resource with devices.
 
-    ``claims`` are the names of the claims, of whatever driver, by which its containers have devices.
+    ``claims`` are the names of the claims, of any driver, that give its containers devices.
     """
 
     namespace: str
@@ -63,22 +63,22 @@ class PodResourcesClient:
     random: Random = field(default_factory=Random)  # spreads retries, guards nothing
 
     async def list(self) -> tuple[PodDevices, ...]:
-        """Every active pod (before Kubernetes 1.34: every known pod, finished ones too).
+        """Every active pod (before Kubernetes 1.34 every known pod, also finished ones).
 
-        Never while an Allocate is under way: the kubelet may lose its reservation and hand a device out twice
+        Never call it during an Allocate: the kubelet may lose its reservation and hand a device out twice
         (kubernetes/kubernetes#137534).
         """
         answer = await self._ask(lambda stub, left: stub.List(pb.ListPodResourcesRequest(), timeout=left))
         return tuple(_pod_devices(pod) for pod in answer.pod_resources)
 
     async def allocatable(self) -> dict[str, tuple[str, ...]]:
-        """The healthy ids of each resource, whether free or not; nothing while the plugin is away."""
+        """The healthy ids of each resource, free or not; empty while the plugin is not connected."""
         request = pb.AllocatableResourcesRequest()
         answer = await self._ask(lambda stub, left: stub.GetAllocatableResources(request, timeout=left))
         return _summed_up(answer.devices)
 
     async def _ask(self, call: Callable[[pb_grpc.PodResourcesListerAsyncStub, float], Awaitable[_Answer]]) -> _Answer:
-        """Call once, and again while the kubelet's rate limit refuses it and the deadline allows."""
+        """Call, and repeat while the kubelet's rate limit refuses and the deadline allows."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.deadline_seconds
         backoff = Backoff(self.random.random, first_seconds=0.05, longest_seconds=1.0)
@@ -110,7 +110,7 @@ def _pod_devices(pod: pb.PodResources) -> PodDevices:
 
 
 def _summed_up(entries: Iterable[pb.ContainerDevices]) -> dict[str, tuple[str, ...]]:
-    """One entry for each resource out of the kubelet's one for each id (and, with NUMA, for each id and node)."""
+    """Join entries into one for each resource; the kubelet has one for each id, or with NUMA for each id and node."""
     ids: dict[str, set[str]] = {}
     for entry in entries:
         ids.setdefault(entry.resource_name, set()).update(entry.device_ids)
