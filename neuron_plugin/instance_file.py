@@ -1,6 +1,6 @@
 """The user's file of further instance types.
 
-It extends the catalogue where a new EC2 type is out before a release of ours, or corrects it::
+It adds types to the catalogue that are newer than our release, or corrects types::
 
     instance-types:
       - name: trn9.48xlarge
@@ -61,7 +61,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="keb
 
 
 def load_catalogue(file: Path | None) -> dict[str, InstanceType]:
-    """The shipped instance types, with those of ``file`` added or in their place.
+    """The shipped instance types with the types of ``file``, which replace types of the same name.
 
     Raises:
         SettingsError: the file cannot be read, or an entry has an unknown key or a value out of range.
@@ -85,7 +85,7 @@ def load_catalogue(file: Path | None) -> dict[str, InstanceType]:
 
 
 def _contradictions(entry: _Entry) -> Iterator[str]:
-    """What no machine can be: single values are checked already, these contradict each other."""
+    """Values that contradict each other; single values are checked already."""
     if entry.numa_nodes and len(entry.numa_nodes) != entry.devices:
         yield f"{len(entry.numa_nodes)} numa-nodes, expected one for each of its {entry.devices} devices, or none"
     if not can_link(entry.topology, entry.devices):

@@ -15,14 +15,14 @@ def named(noun: str, ids: Iterable[int]) -> str:
 
 
 def named_ids(geometry: Geometry, mask: int) -> str:
-    """The devices of a mask if it is of whole ones, else its cores."""
+    """The devices of a mask if it has whole devices only, else its cores."""
     devices = geometry.whole_devices(mask)
     is_whole = geometry.devices_mask(devices) == mask
     return named(Unit.DEVICE, devices) if is_whole else named(Unit.CORE, cores_in(mask))
 
 
 def first_of(names: Sequence[object], most: int) -> str:
-    """The first names, and how many others there are: ``a, b and 2 others``."""
+    """The first names and the number of others: ``a, b and 2 others``."""
     listed = ", ".join(map(str, names[:most]))
     return f"{listed} and {plural(len(names) - most, 'other')}" if len(names) > most else listed
 

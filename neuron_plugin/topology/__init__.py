@@ -1,4 +1,4 @@
-"""Which Neuron device sets exist: instance types, links and allowed sets, as values."""
+"""Instance types, links and valid sets of Neuron devices, as values."""
 
 from neuron_plugin.topology.geometry import (
     MOST_CORES_PER_DEVICE,
