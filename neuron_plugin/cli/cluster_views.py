@@ -1,7 +1,7 @@
-"""The cluster as ``nodes`` and ``pods`` show it: worked out from the API server, or asked of an extender.
+"""The views of ``nodes`` and ``pods``: computed from the API server's objects, or read from an extender.
 
-Either way the same objects come out: those of the monitor API. A watch follows the API server as the extender does; an
-extender is followed as an API server is, because its monitor API is one in form.
+Both ways give the objects of the monitor API. A watch follows the API server as the extender does. An extender is
+followed like an API server, because its monitor API has the same form.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.topology import Catalogue
 
 LEASES_SECONDS = 2.0
-"""How long the first view waits for the Leases."""
+"""The longest wait of the first view for the Leases."""
 LEADER_SECONDS = 2.0
-"""Between two looks at what the leader has reserved, where nothing else changes."""
+"""Between two reads of the leader's reservations while nothing else changes."""
 SETTLE_SECONDS = 0.5
-"""After a change, for what comes with it: one binding changes a pod and a node."""
+"""The wait after a change for changes that belong to it: one binding changes a pod and a node."""
 
 
 class Views(NamedTuple):
@@ -59,7 +59,7 @@ class Views(NamedTuple):
 
 
 def add_view_flags(parser: ArgumentParser) -> None:
-    """The form of the output, whether to watch, and where to look."""
+    """Flags for the output, for watching, and for the cluster."""
     add_output_flag(parser, (*TABLE[:2], Form.NAME, *TABLE[2:]))
     add_cluster_flags(parser, *LIST, *LOOK)
 
@@ -67,13 +67,13 @@ def add_view_flags(parser: ArgumentParser) -> None:
 def cluster_views(arguments: Namespace, kind: ApiResource[Any], *, leases: bool) -> Iterator[Views]:
     """The cluster once, or with ``--watch`` again after each change, until the caller stops.
 
-    ``--selector`` leaves out those of the ``kind``, NODES or PODS, that have other labels.
+    ``--selector`` leaves out objects of ``kind``, NODES or PODS, with other labels.
 
-    Without ``leases`` no plugin is judged by its Lease. What the Leases say of containers is shown either way, to whom
-    may read them.
+    Without ``leases`` no plugin is judged by its Lease. The utilization in the Leases is shown in any case if they may
+    be read.
 
     Raises:
-        CommandError: the API server or the extender does not answer, refuses, or answers something else.
+        CommandError: the API server or the extender does not answer, refuses, or its answer cannot be read.
     """
     url = arguments.extender and server_url("--extender", arguments.extender)
     if url and arguments.selector:
@@ -110,7 +110,7 @@ def cluster_views(arguments: Namespace, kind: ApiResource[Any], *, leases: bool)
 
 
 async def _asked(extender: ApiServer) -> AsyncIterator[Views]:
-    """What the monitor API lists, and then again after each change."""
+    """The views of the monitor API, at once and after each change."""
     nodes: Reflector[NodeView, NodeView] = Reflector(extender, NEURON_NODES, lambda node: node)
     pods: Reflector[PodView, PodView] = Reflector(extender, NEURON_PODS, lambda pod: pod)
     news = asyncio.Event()
@@ -133,9 +133,9 @@ async def _asked(extender: ApiServer) -> AsyncIterator[Views]:
 async def _worked_out(
     api: ApiServer, types: Catalogue, lease_namespace: str, *, judge: bool, watch: bool
 ) -> AsyncIterator[Views]:
-    """What an extender would list, and then again after each change.
+    """The views that an extender would list, at once and after each change.
 
-    A watch begins as an extender does: that a plugin is silent shows when its Lease was seen to run out.
+    A watch begins like an extender: a plugin is silent once its Lease has been seen to expire.
     """
     surveyed = await look(api, types, lease_namespace="" if watch else lease_namespace, judge=judge)
     if not watch:
@@ -146,7 +146,7 @@ async def _worked_out(
     running = asyncio.create_task(informers.run(), name="follow the API server")
     try:
         await informers.synced()
-        await informers.leases_listed(LEASES_SECONDS)  # without them the first view would have no renewals
+        await informers.leases_listed(LEASES_SECONDS)  # otherwise the first view would have no renewals
         seen = -1
         while True:
             if lease_namespace:
@@ -161,7 +161,7 @@ async def _worked_out(
 
 
 async def _selected(api: ApiServer, kind: ApiResource[Any], selector: str, views: Views) -> Views:
-    """The views without those of a kind whose labels the API server does not find."""
+    """The views, of ``kind`` only those that the API server finds by the selector."""
     uids = {record.uid for record in await labelled(api, kind, selector)}
     if kind is PODS:
         return views._replace(pods=[pod for pod in views.pods if pod.uid in uids])
@@ -169,7 +169,7 @@ async def _selected(api: ApiServer, kind: ApiResource[Any], selector: str, views
 
 
 def views_of(state: ClusterState) -> Views:
-    """The views of all that a state has."""
+    """The views of all nodes and pods of a state."""
     nodes = (node_view(state, info) for info in state.nodes.values())
     return _sorted(nodes, (pod_view(state, pod) for pod in state.pods.values()))
 
@@ -182,7 +182,7 @@ def _sorted(nodes: Iterable[NodeView], pods: Iterable[PodView]) -> Views:
 def show_views(
     arguments: Namespace, report: object, names: Sequence[str], lines: Sequence[Line], *, first: bool, nothing: str
 ) -> None:
-    """Print what was found, or with ``-o name`` the ``names``; with ``--watch`` again. ``nothing``: see ``show``."""
+    """Print a report, or with ``-o name`` the ``names``; repeatedly with ``--watch``. ``nothing``: see ``show``."""
     shown = plain(*names) if arguments.output == Form.NAME else lines
     if arguments.watch:
         show_again(arguments.output, report, shown or plain(nothing), first=first)

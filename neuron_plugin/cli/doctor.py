@@ -1,4 +1,4 @@
-"""``neuron-plugin doctor``: what is wrong with this node, and what to do about it."""
+"""``neuron-plugin doctor``: faults of this node, and their remedies."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _NAME_WIDTH = max(len(check.name) for check in CHECKS) + 2
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    """Which checks, and of which node."""
+    """Add arguments for checks and node."""
     words = "a node of the cluster (default: this machine), or checks: make only these (default: all)"
     parser.add_argument("words", nargs="*", metavar="NODE|CHECK", help=words)
     add_output_flag(parser)
@@ -70,7 +70,7 @@ def add_flags(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Make the checks; the status says whether there is a problem."""
+    """Run the checks; the exit status says whether there is a problem."""
     if arguments.list:
         print_lines(table([{"CHECK": check.name, "IS FINE WHEN": check.looks_at} for check in CHECKS]))
         return Exit.SUCCESS
@@ -86,7 +86,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _published(arguments: Namespace, word: str) -> list[Finding]:
-    """What is published of a node. A word that is neither a node nor a check may be meant as either."""
+    """Findings about a node from published facts. An unknown word may be a misspelt node or check."""
     name = node_name(word)
     try:
         state = cluster_state(arguments)
@@ -104,10 +104,10 @@ def _tell(arguments: Namespace, report: Report) -> int:
 
 
 def report_lines(report: Report) -> Iterator[Line]:
-    """A line to ``grep`` for each finding, reason and remedy below it, and a summary.
+    """One line for each finding, so that ``grep`` works, with reason and remedy below, and a summary.
 
-    What several findings in a row have in common is printed once, below the last of them; and so is a remedy for
-    several checks that could not look.
+    Text that successive findings have in common is printed once, below the last of them. So is a remedy for several
+    checks that could not be made.
     """
     said: set[str] = set()
     for finding, following in zip_longest(report.findings, report.findings[1:]):

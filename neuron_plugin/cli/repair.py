@@ -57,11 +57,11 @@ neuron-plugin repair worker-1 --device 3 --undo
 """
 
 AGAIN_SECONDS = 5.0
-"""Between two looks with ``--wait``, as kubectl drain waits before it asks a budget again."""
+"""Between two tries with ``--wait``, as in kubectl drain."""
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    """Which devices, and what to do about their pods."""
+    """Add arguments for devices and for their pods."""
     parser.add_argument("node", metavar="NODE", type=node_name, help="name of the node")
     parser.add_argument(
         *("--device", "--devices"),
@@ -84,7 +84,7 @@ def add_flags(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Disable the devices, and say what keeps them from being empty."""
+    """Disable the devices, and print which pods still have them."""
     if arguments.force and not arguments.evict:
         raise UsageError("--force is for --evict")
     if arguments.undo:
@@ -104,7 +104,7 @@ def run(arguments: Namespace) -> int:
 
 
 async def _repair(arguments: Namespace, api: ApiServer) -> RepairReport:
-    """What is left in the end; the node is changed first, so that no new pod comes while others go."""
+    """The final report; the node is changed first, so that no new pod gets the devices meanwhile."""
     looked = looking(arguments)
     evicted = dict[str, str]()
     if not arguments.dry_run:
@@ -130,7 +130,7 @@ async def _repair(arguments: Namespace, api: ApiServer) -> RepairReport:
 
 
 async def _evicted(api: ApiServer, pod: DevicePod) -> str:
-    """Evict a pod; why it was not evicted, or nothing. A pod that is gone already needs no eviction."""
+    """Evict a pod. Returns why it was not evicted; empty if it was, or is gone already."""
     request = evict_pod(namespace=pod.namespace, name=pod.name, uid=pod.uid)
     try:
         await send(api, request, timeout_seconds=PAGE_SECONDS)

@@ -1,4 +1,4 @@
-"""``neuron-plugin topology``: how a machine's devices are linked, who has them, and which sets are free.
+"""``neuron-plugin topology``: the links of a machine's devices, their holders, and the free sets.
 
 The devices are drawn as boxes with their links. Each box has the device's id and one mark a core. Links between boxes
 beside each other are drawn. Links around the edge of a torus are stubs at both ends. ``undrawn`` lists all other links.
@@ -71,7 +71,7 @@ _COLOURS = ("cyan", "yellow", "magenta", "blue", "bright_cyan", "bright_yellow",
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    """The form of the output, and which node."""
+    """Add flags for output and node."""
     add_node_argument(parser)
     add_output_flag(parser)
     parser.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
@@ -103,7 +103,7 @@ def run(arguments: Namespace) -> None:
 
 
 def picture(shown: ShownNode, *, ascii_only: bool = False) -> list[Line]:
-    """The devices of a node with their links, and what the marks in them mean."""
+    """The drawing of a node's devices with their links, and a legend of the marks."""
     unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf") and not ascii_only
     marks, legend = occupancy(shown)
     geometry = shown.has.geometry
@@ -119,7 +119,7 @@ def picture(shown: ShownNode, *, ascii_only: bool = False) -> list[Line]:
 
 
 def occupancy(shown: ShownNode) -> tuple[dict[int, list[Segment]], dict[Segment, str]]:
-    """A mark for each core, by device, and what the marks in use mean, pods first; pods from the 63rd on share one."""
+    """A mark for each core, by device, and the legend of the marks, pods first. Pods from the 63rd on share a mark."""
     ledger, geometry = shown.ledger or Ledger(), shown.has.geometry
     letters = [(letter, f"bold {_COLOURS[number % len(_COLOURS)]}") for number, letter in enumerate(_LETTERS)]
     containers: dict[str, list[str]] = {}
@@ -151,7 +151,7 @@ def occupancy(shown: ShownNode) -> tuple[dict[int, list[Segment]], dict[Segment,
 
 
 def request_lines(report: TopologyReport) -> Iterator[str]:
-    """Which counts a pod can request, and which sets of them are free."""
+    """The counts that a pod can request, and their free sets."""
     devices, cores = ranges(sets.count for sets in report.device_sets), ranges(report.core_counts)
     yield f"Counts that can be requested: devices {devices}; cores {cores}."
     if report.core_block_sizes:
@@ -171,7 +171,7 @@ LONGEST_ROW = 8
 _GAP = 2  # columns between boxes; the link is as long
 _MARGIN = 2  # columns before the first box, for stubs
 _BOX_HEIGHT = 4
-"""Lines from the top of a box to the one below it, less one."""
+"""Lines from the top of a box to the top of the box below it, less one."""
 _NARROWEST = 4
 """Characters inside a box."""
 
@@ -201,7 +201,7 @@ def drawn(grid: Grid, links: LinksByDevice, marks: Mapping[int, Sequence[Segment
         if other not in links.get(first, frozenset()):
             continue
         (line, column), (far_line, far_column) = corners[first], corners[other]
-        # A link is written after the one box and before the other: beside each other that is the same place.
+        # A link is written at both boxes; between neighbours it is the same place.
         if grid.places[first][0] == grid.places[other][0]:
             write(line + 1, column + inner + 1, "├" + across)
             write(far_line + 1, far_column - _GAP, across + "┤")
@@ -218,7 +218,7 @@ def drawn(grid: Grid, links: LinksByDevice, marks: Mapping[int, Sequence[Segment
 
 
 def undrawn(grids: Sequence[Grid], links: LinksByDevice) -> list[tuple[int, int]]:
-    """Links that no grid shows, lower id first."""
+    """Links that no grid shows, with the lower id first."""
     shown = {frozenset(pair) for grid in grids for pair in (*grid.neighbours(), *grid.around())}
     pairs = {(min(device, other), max(device, other)) for device, others in links.items() for other in others}
     return sorted(pair for pair in pairs if frozenset(pair) not in shown)
