@@ -71,7 +71,7 @@ def write_assignment(
     if Dialect.VENDOR in dialects and len(resources) == 1:  # one list for the whole pod: it cannot hold two resources
         text = format_ids(number for _, number in _all_ids(containers))
         alone = Dialect.NEURON_PLUGIN not in dialects  # no other annotation assigns the ids to containers
-        if alone and _deal(text, tuple(container.request for container in containers)) != containers:
+        if alone and _divided(text, tuple(container.request for container in containers)) != containers:
             text = _list_each(containers)
         keys |= {VENDOR_IDS_KEY: text, VENDOR_RESOURCE_KEY: resources.pop().value}
     return keys
@@ -89,10 +89,10 @@ def read_assignment(pod: str, annotations: Mapping[str, str], request: PodReques
     """
     if not request:
         return None
-    said = tuple([(key, annotations[key]) for key in _READ_KEYS if key in annotations])
-    is_short = sum(len(value) for _, value in said) <= _LONGEST_REMEMBERED
+    texts = tuple([(key, annotations[key]) for key in _READ_KEYS if key in annotations])
+    is_short = sum(len(value) for _, value in texts) <= _LONGEST_REMEMBERED
     try:
-        containers = _read(said, request) if is_short else _read.__wrapped__(said, request)
+        containers = _read(texts, request) if is_short else _read.__wrapped__(texts, request)
     except AssignmentError as error:
         raise AssignmentError(pod, error.key, error.value, error.expected) from None
     if not containers:
@@ -104,13 +104,13 @@ def read_assignment(pod: str, annotations: Mapping[str, str], request: PodReques
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _read(said: tuple[tuple[str, str], ...], request: PodRequest) -> tuple[ContainerAssignment, ...]:
+def _read(texts: tuple[tuple[str, str], ...], request: PodRequest) -> tuple[ContainerAssignment, ...]:
     """The ids in these annotations; empty without any. Cached, as many pods of a cluster have the same ids.
 
     Raises:
         AssignmentError: as above, without the pod's name.
     """
-    annotations = dict(said)
+    annotations = dict(texts)
     ours = _read_ours(annotations, request)
     vendors = _read_vendors(annotations, request)
     theirs = annotations.get(VENDOR_IDS_KEY, "")  # its ids by container if it lists them so, else all ids together
@@ -137,7 +137,7 @@ def _read_ours(annotations: Mapping[str, str], request: PodRequest) -> tuple[Con
         if len(texts) != len(parts):
             missing = "" if key in annotations else ": the key is missing"
             raise AssignmentError("", key, value, f"expected {_expectation(parts)}{missing}")
-        held = [_held_against(key, value, container, text) for container, text in zip(parts, texts, strict=True)]
+        held = [_checked(key, value, container, text) for container, text in zip(parts, texts, strict=True)]
         lists[unit] = iter(held)
     return tuple(next(lists[container.resource.unit]) for container in request)
 
@@ -160,13 +160,12 @@ def _read_vendors(annotations: Mapping[str, str], request: PodRequest) -> tuple[
         if len(texts) != len(request):
             raise AssignmentError("", VENDOR_IDS_KEY, value, f"expected {_expectation(list(request))}")
         return tuple(
-            _held_against(VENDOR_IDS_KEY, value, container, text)
-            for container, text in zip(request, texts, strict=True)
+            _checked(VENDOR_IDS_KEY, value, container, text) for container, text in zip(request, texts, strict=True)
         )
-    return _deal(value, request)
+    return _divided(value, request)
 
 
-def _deal(value: str, request: PodRequest) -> tuple[ContainerAssignment, ...]:
+def _divided(value: str, request: PodRequest) -> tuple[ContainerAssignment, ...]:
     """Divide one list as the kubelet would: later containers first get the ids of plain init containers."""
     fresh = list(_parsed(VENDOR_IDS_KEY, value, value))
     dealt: list[ContainerAssignment] = []
@@ -204,7 +203,7 @@ def _refuse_sharing(annotations: Mapping[str, str], containers: tuple[ContainerA
             reusable[request.resource] |= ids
 
 
-def _held_against(key: str, value: str, container: ContainerRequest, text: str) -> ContainerAssignment:
+def _checked(key: str, value: str, container: ContainerRequest, text: str) -> ContainerAssignment:
     ids = _parsed(key, value, text)
     if len(ids) != container.count:
         raise AssignmentError("", key, value, f"expected {container.count} ids for container {container.name}")

@@ -134,11 +134,11 @@ class NeuronPod:
     ``released``: the pod was released to its scheduler without a node, with some nodes excluded. ``unschedulable``: its
     scheduler finds no node; only set for a pod that we have placed or released.
 
-    ``member`` is its membership in a group, ``ultraserver`` its place if the group has whole UltraServers. ``tried``:
-    some scheduler has looked at it. ``ready``: it is Ready. ``version`` is the object's resource version, while our
-    gate holds the pod. ``labels`` are the pod's labels and namespace. ``strategy`` is read from its annotation, a
-    ``Rejection`` if unknown. ``rules`` are for kube-scheduler's own plugins. ``preempts``: pods of lower priority may
-    be evicted for this one.
+    ``member`` is its membership in a group, ``ultraserver`` its place if the group has whole UltraServers.
+    ``seen_by_scheduler``: some scheduler has reported on it. ``ready``: it is Ready. ``version`` is the object's
+    resource version, while our gate holds the pod. ``labels`` are the pod's labels and namespace. ``strategy`` is read
+    from its annotation, a ``Rejection`` if unknown. ``rules`` are for kube-scheduler's own plugins. ``preempts``: pods
+    of lower priority may be evicted for this one.
 
     ``controller`` is the pod's controller as KIND/NAME; empty without one and for a static pod. ``movable`` says
     whether the pod may be evicted to make room, None if its namespace decides. ``created`` and ``last_checkpoint``, the
@@ -160,7 +160,7 @@ class NeuronPod:
     terminating: bool = False
     running: bool = False
     ready: bool = False
-    tried: bool = False
+    seen_by_scheduler: bool = False
     created: float = 0.0
     static_uid: str = ""
     member: GroupMember | None = None
@@ -188,7 +188,7 @@ class NeuronPod:
 
     def __post_init__(self) -> None:
         requests = () if isinstance(self.request, Rejection) else self.request
-        said = (
+        parts = (
             self.request,
             requests[0].constraints if requests else None,
             self.strategy,
@@ -198,7 +198,7 @@ class NeuronPod:
         object.__setattr__(self, "place", self.node or self.promised)
         object.__setattr__(self, "requests", requests)
         object.__setattr__(
-            self, "refusal", next((rejection for rejection in said if isinstance(rejection, Rejection)), None)
+            self, "refusal", next((rejection for rejection in parts if isinstance(rejection, Rejection)), None)
         )
 
     @property

@@ -54,8 +54,8 @@ class Preflight:
     def text(self) -> str:
         """Devices and message of a check that has not passed, for people."""
         devices = f"device{'s' * (len(self.devices) > 1)} {ranges(self.devices)}: " if self.devices else ""
-        said = " | ".join(filter(None, map(str.strip, self.message.splitlines()[-_SHOWN:])))
-        return f"{devices}{said or 'it has said nothing'}"
+        output = " | ".join(filter(None, map(str.strip, self.message.splitlines()[-_SHOWN:])))
+        return f"{devices}{output or 'it has said nothing'}"
 
 
 class CheckScope(NamedTuple):

@@ -153,7 +153,7 @@ def _seconds(text: str) -> float | None:
 
 
 @asynccontextmanager
-async def within(arguments: Namespace) -> AsyncIterator[None]:
+async def request_timeout(arguments: Namespace) -> AsyncIterator[None]:
     """End the requests to the API server in this block after ``--request-timeout``.
 
     Raises:
@@ -322,7 +322,7 @@ def ask_cluster(arguments: Namespace, work: Callable[[ApiServer], Coroutine[Any,
     source = source_from(arguments)
 
     async def asked() -> _Found:
-        async with within(arguments), await connect(source) as api:
+        async with request_timeout(arguments), await connect(source) as api:
             return await work(api)
 
     try:
@@ -341,13 +341,15 @@ def failure(error: ClusterError, extender: str = "") -> CommandError:
     return (UsageError if unusable else CommandError)(str(error))
 
 
-async def labelled(api: ApiServer, kind: ApiResource[Any], selector: str) -> list[Any]:
+async def list_labelled(api: ApiServer, kind: ApiResource[Any], selector: str) -> list[Any]:
     """The objects of a kind with these labels. The API server compares them: it knows all forms of selectors."""
     listed = pages(api, kind, Scope(label_selector=selector), page_timeout_seconds=PAGE_SECONDS)
     return [record async for page in listed for record in page.records]
 
 
-def looking(arguments: Namespace, *, judge: bool = True) -> Callable[[ApiServer], Coroutine[Any, Any, ClusterState]]:
+def state_reader(
+    arguments: Namespace, *, judge: bool = True
+) -> Callable[[ApiServer], Coroutine[Any, Any, ClusterState]]:
     """Reads the state of the cluster as an extender would at its start; ``judge``: plugins are judged by their Leases.
 
     Raises:
@@ -355,10 +357,10 @@ def looking(arguments: Namespace, *, judge: bool = True) -> Callable[[ApiServer]
     """
     types = types_from(arguments)
 
-    async def looked(api: ApiServer) -> ClusterState:
+    async def read_state(api: ApiServer) -> ClusterState:
         return await look(api, types, lease_namespace=await lease_namespace_of(api, arguments), judge=judge)
 
-    return looked
+    return read_state
 
 
 def cluster_state(arguments: Namespace, *, judge: bool = True) -> ClusterState:
@@ -367,7 +369,7 @@ def cluster_state(arguments: Namespace, *, judge: bool = True) -> ClusterState:
     Raises:
         CommandError: the API server refused, or did not answer.
     """
-    return ask_cluster(arguments, looking(arguments, judge=judge))
+    return ask_cluster(arguments, state_reader(arguments, judge=judge))
 
 
 def node_in(state: ClusterState, name: str) -> NodeInfo:

@@ -16,11 +16,11 @@ from neuron_plugin.cli.cluster import (
     LOOK,
     add_cluster_flags,
     failure,
-    labelled,
     lease_namespace_of,
+    list_labelled,
+    request_timeout,
     source_from,
     types_from,
-    within,
 )
 from neuron_plugin.cli.command import (
     TABLE,
@@ -83,17 +83,17 @@ def cluster_views(arguments: Namespace, kind: ApiResource[Any], *, leases: bool)
     async def updates() -> AsyncIterator[Views]:
         async with await connect(source) as api:
             if url:
-                found = _asked(api)
+                found = _from_extender(api)
             else:
                 types, namespace = types_from(arguments), await lease_namespace_of(api, arguments)
-                found = _worked_out(api, types, namespace, judge=leases, watch=arguments.watch)
+                found = _from_api_server(api, types, namespace, judge=leases, watch=arguments.watch)
             async for views in found:
                 yield await _selected(api, kind, arguments.selector, views) if arguments.selector else views
 
     async def following(stream: AsyncIterator[Views]) -> Views:
         if last is not None:
             return await anext(stream)
-        async with within(arguments):
+        async with request_timeout(arguments):
             return await anext(stream)
 
     last = None
@@ -109,7 +109,7 @@ def cluster_views(arguments: Namespace, kind: ApiResource[Any], *, leases: bool)
             last = views
 
 
-async def _asked(extender: ApiServer) -> AsyncIterator[Views]:
+async def _from_extender(extender: ApiServer) -> AsyncIterator[Views]:
     """The views of the monitor API, at once and after each change."""
     nodes: Reflector[NodeView, NodeView] = Reflector(extender, NEURON_NODES, lambda node: node)
     pods: Reflector[PodView, PodView] = Reflector(extender, NEURON_PODS, lambda pod: pod)
@@ -130,7 +130,7 @@ async def _asked(extender: ApiServer) -> AsyncIterator[Views]:
             task.cancel()
 
 
-async def _worked_out(
+async def _from_api_server(
     api: ApiServer, types: Catalogue, lease_namespace: str, *, judge: bool, watch: bool
 ) -> AsyncIterator[Views]:
     """The views that an extender would list, at once and after each change.
@@ -162,7 +162,7 @@ async def _worked_out(
 
 async def _selected(api: ApiServer, kind: ApiResource[Any], selector: str, views: Views) -> Views:
     """The views, of ``kind`` only those that the API server finds by the selector."""
-    uids = {record.uid for record in await labelled(api, kind, selector)}
+    uids = {record.uid for record in await list_labelled(api, kind, selector)}
     if kind is PODS:
         return views._replace(pods=[pod for pod in views.pods if pod.uid in uids])
     return views._replace(nodes=[node for node in views.nodes if node.uid in uids])

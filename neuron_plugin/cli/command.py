@@ -81,7 +81,9 @@ class Parser(argparse.ArgumentParser):
         """Refuse an unknown argument here: argparse would leave it to the top parser and name that parser's help."""
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(unknown[0], self._option_string_actions)}")
+            self.error(
+                f"unrecognized arguments: {' '.join(unknown)}{_similar(unknown[0], self._option_string_actions)}"
+            )
         return parsed, unknown
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
@@ -89,8 +91,8 @@ class Parser(argparse.ArgumentParser):
         if action.choices is not None and value not in action.choices:
             is_command = action.dest == "command"
             other = f"; did you mean {MEANT[str(value)]}?" if is_command and str(value) in MEANT else ""
-            if (meant := _meant(value, action.choices) or other) or is_command:
-                raise argparse.ArgumentError(action, f"there is no {value}{meant}")
+            if (suggestion := _similar(value, action.choices) or other) or is_command:
+                raise argparse.ArgumentError(action, f"there is no {value}{suggestion}")
         super()._check_value(action, value)
 
     def error(self, message: str) -> NoReturn:
@@ -122,7 +124,7 @@ _ALIKE = 0.7
 """The least similarity of two words (difflib's ratio). ``version`` and ``decisions`` are half alike."""
 
 
-def _meant(typed: object, known: Iterable[object]) -> str:
+def _similar(typed: object, known: Iterable[object]) -> str:
     """The end of an error about an unknown word: names a similar known one."""
     import difflib
 
@@ -320,8 +322,8 @@ def in_order(items: Sequence[_Item], path: str) -> tuple[_Item, ...]:
     if all(value is msgspec.UNSET for value in values):
         known = dict.fromkeys(known for document in documents for known in _paths(document))
         near = " or ".join(name for name in known if fields[-1].lower() in name.rpartition(".")[2].lower())
-        meant = f"did you mean {near}?" if near else "see the fields with -o yaml"
-        raise UsageError(f"--sort-by {path}: none of them has this field; {meant}")
+        hint = f"did you mean {near}?" if near else "see the fields with -o yaml"
+        raise UsageError(f"--sort-by {path}: none of them has this field; {hint}")
     return tuple(items[place] for place in sorted(range(len(items)), key=lambda place: _rank(values[place])))
 
 

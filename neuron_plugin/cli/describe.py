@@ -13,7 +13,7 @@ import msgspec
 
 from neuron_plugin.allocation import NeuronPod, NodeInfo
 from neuron_plugin.allocation.resources import ranges
-from neuron_plugin.cli.cluster import LOOK, add_cluster_flags, ask_cluster, looking, node_in, node_name, pod_from
+from neuron_plugin.cli.cluster import LOOK, add_cluster_flags, ask_cluster, node_in, node_name, pod_from, state_reader
 from neuron_plugin.cli.cluster_views import views_of
 from neuron_plugin.cli.command import (
     CommandError,
@@ -63,11 +63,11 @@ def run(arguments: Namespace) -> None:
     """Print the page."""
     is_pod = arguments.kind == "pod"
     namespace, name = pod_from(arguments, arguments.name) if is_pod else ("", arguments.name)
-    looked = looking(arguments)
+    read_state = state_reader(arguments)
 
     async def found(api: ApiServer) -> tuple[ClusterState, EventsView]:
         events = await events_about(api, arguments.kind.capitalize(), name, namespace)
-        return await looked(api), events
+        return await read_state(api), events
 
     state, events = ask_cluster(arguments, found)
     try:

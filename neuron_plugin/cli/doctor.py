@@ -77,12 +77,12 @@ def run(arguments: Namespace) -> int:
     names, words = [check.name for check in CHECKS], arguments.words
     unknown = [word for word in words if word not in names]
     if unknown and len(words) == 1 and not arguments.root:
-        return _tell(arguments, report_of(_published(arguments, unknown[0])))
+        return _print_report(arguments, report_of(_published(arguments, unknown[0])))
     if unknown:
         raise UsageError(f"there is no check {unknown[0]}: choose among {', '.join(names)}; NODE stands alone")
     checks = [check for check in CHECKS if not words or check.name in words]
     report = report_of(examine(gather(vars(arguments), os.environ), checks), as_root=os.geteuid() == 0)
-    return _tell(arguments, report)
+    return _print_report(arguments, report)
 
 
 def _published(arguments: Namespace, word: str) -> list[Finding]:
@@ -98,7 +98,7 @@ def _published(arguments: Namespace, word: str) -> list[Finding]:
     return examine_published(info, state.history.renewals.get(name, ""), problems)
 
 
-def _tell(arguments: Namespace, report: Report) -> int:
+def _print_report(arguments: Namespace, report: Report) -> int:
     show(arguments.output, report, report_lines(report))
     return Exit.FAILURE if report.worst is Level.PROBLEM else Exit.SUCCESS
 

@@ -19,7 +19,7 @@ from neuron_plugin.cli.cluster import (
     ask_cluster,
     ask_extender,
     cluster_state,
-    labelled,
+    list_labelled,
     node_name,
     types_from,
 )
@@ -131,7 +131,7 @@ def run(arguments: Namespace) -> int:
     except UnknownNodeError as error:
         raise CommandError(str(error)) from None
     if arguments.selector:
-        found = ask_cluster(arguments, lambda api: labelled(api, PODS, arguments.selector))
+        found = ask_cluster(arguments, lambda api: list_labelled(api, PODS, arguments.selector))
         report = report.of({f"{pod.namespace}/{pod.name}" for pod in found})
     listed = "idle" if options.idle else "drained" if options.drain else "waiting"
     report = msgspec.structs.replace(report, **{listed: in_order(getattr(report, listed), arguments.sort_by)})

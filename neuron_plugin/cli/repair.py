@@ -11,7 +11,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from neuron_plugin.cli.cluster import LOOK, add_cluster_flags, ask_cluster, looking, node_name
+from neuron_plugin.cli.cluster import LOOK, add_cluster_flags, ask_cluster, node_name, state_reader
 from neuron_plugin.cli.command import (
     CommandError,
     Exit,
@@ -105,19 +105,19 @@ def run(arguments: Namespace) -> int:
 
 async def _repair(arguments: Namespace, api: ApiServer) -> RepairReport:
     """The final report; the node is changed first, so that no new pod gets the devices meanwhile."""
-    looked = looking(arguments)
+    read_state = state_reader(arguments)
     evicted = dict[str, str]()
     if not arguments.dry_run:
         await change_disabled(api, arguments.node, arguments.devices, disable=True)
     until = time.monotonic() + arguments.wait
     while True:
-        state = await looked(api)
+        state = await read_state(api)
         report = await asyncio.to_thread(repair_report, state, arguments.node, arguments.devices)
         refused = dict[str, str]()
         for pod in report.pods if arguments.evict else ():
             if pod.uid not in evicted and pod.evictable and (arguments.force or (pod.target and pod.controller)):
                 name = f"{pod.namespace}/{pod.name}"
-                if why := await _evicted(api, pod):
+                if why := await _evict(api, pod):
                     refused[name] = why
                 else:
                     evicted[pod.uid] = name
@@ -129,7 +129,7 @@ async def _repair(arguments: Namespace, api: ApiServer) -> RepairReport:
         await asyncio.sleep(min(AGAIN_SECONDS, left))
 
 
-async def _evicted(api: ApiServer, pod: DevicePod) -> str:
+async def _evict(api: ApiServer, pod: DevicePod) -> str:
     """Evict a pod. Returns why it was not evicted; empty if it was, or is gone already."""
     request = evict_pod(namespace=pod.namespace, name=pod.name, uid=pod.uid)
     try:

@@ -82,7 +82,7 @@ def run(arguments: Namespace) -> None:
     if arguments.extender:
         report = ask_extender(arguments.extender, "/usage", msgspec.to_builtins(options), UsageReport)
     else:
-        report = _written(arguments, options)
+        report = _written_report(arguments, options)
     if wanted:
         rows = tuple(row for row in report.rows if row.namespace == wanted)
         hours = sum(sum(row.device_hours.values()) for row in rows)
@@ -96,7 +96,7 @@ def run(arguments: Namespace) -> None:
         show(arguments.output, ordered, _lines(report, path, bare=bare), nothing=nothing)
 
 
-def _written(arguments: Namespace, options: UsageOptions) -> UsageReport:
+def _written_report(arguments: Namespace, options: UsageOptions) -> UsageReport:
     async def read(api: ApiServer) -> tuple[str, bytes | None]:
         namespace = await lease_namespace_of(api, arguments)
         return namespace, (await read_written(api, namespace))[0]

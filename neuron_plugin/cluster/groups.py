@@ -53,16 +53,16 @@ def group_member(
     ``pod_group`` is the PodGroup of its spec. The pods of one replica of a LeaderWorkerSet are a group without our
     annotations. So is a pod group of Kueue, unless its pods serve independently.
     """
-    said = {**labels, **annotations}
+    texts = {**labels, **annotations}
     name, size, lws = "", 0, ""
     leads = labels.get(f"{_LWS}worker-index") == "0"
     if pod_group:
         name = pod_group
-    elif own := said.get(GROUP_KEY, ""):
-        name, size = own, _number(said.get(GROUP_SIZE_KEY, ""), _SIZE) or 0
+    elif own := texts.get(GROUP_KEY, ""):
+        name, size = own, _number(texts.get(GROUP_SIZE_KEY, ""), _SIZE) or 0
     elif (lws := labels.get(f"{_LWS}name", "")) and (index := labels.get(f"{_LWS}group-index", "")):
         name, size = f"{lws}/{index}", _number(annotations.get(f"{_LWS}size", ""), _SIZE) or 0
-    elif (kueue := said.get(f"{_KUEUE}pod-group-name", "")) and not _serves(said):
+    elif (kueue := texts.get(f"{_KUEUE}pod-group-name", "")) and not _serves(texts):
         name, size = kueue, _number(annotations.get(f"{_KUEUE}pod-group-total-count", ""), _SIZE) or 0
     checked = annotations.get(PREFLIGHT_KEY, "").strip()
     if not name:
@@ -70,7 +70,7 @@ def group_member(
         return GroupMember((namespace, ""), unreadable=odd) if odd else None
     leads |= JOBSET_EXCLUSIVE in annotations and annotations.get(_COMPLETION_INDEX) == "0"
     exclusive = annotations.get(_LWS_EXCLUSIVE, "") if lws else ""
-    if said.get(f"{_JOBSET}global-replicas", "") == "1":
+    if texts.get(f"{_JOBSET}global-replicas", "") == "1":
         exclusive = annotations.get(JOBSET_EXCLUSIVE, "")  # each Job has a domain of its own
     leads |= owner_kind == "StatefulSet" and labels.get(_POD_INDEX) == "0"
     group: GroupName = namespace, name
@@ -83,48 +83,48 @@ def group_member(
         unreadable = _unreadable(PREFLIGHT_KEY, checked, "group")
     if exclusive and readable == NO_WISH:
         readable = TopologyWish(required=exclusive)
-    rank = _rank(said, several=not lws)
+    rank = _rank(texts, several=not lws)
     return GroupMember(group, size, rank, leads, readable, unreadable, lws, spares=spares or 0, preflight=bool(checked))
 
 
-def _serves(said: Texts) -> bool:
-    return any(said.get(f"{_KUEUE}pod-group-{mode}", "").lower() == "true" for mode in ("serving", "fast-admission"))
+def _serves(texts: Texts) -> bool:
+    return any(texts.get(f"{_KUEUE}pod-group-{mode}", "").lower() == "true" for mode in ("serving", "fast-admission"))
 
 
 def _number(text: str, pattern: re.Pattern[str] = _NUMBER) -> int | None:
     return int(text) if text and pattern.fullmatch(text := text.strip()) else None
 
 
-def _rank(said: Texts, *, several: bool) -> tuple[int, ...] | None:
+def _rank(texts: Texts, *, several: bool) -> tuple[int, ...] | None:
     """The rank of a pod: from our annotation, or else the index from its framework.
 
     A placement writes the rank as one number on the pod, even if the index has several numbers. In that case the index
     still counts: a replacement is recognised by it.
     """
-    own, index = _number(said.get(RANK_KEY, "")), _index(said, several=several)
-    if own is None or (index and len(index) > 1 and NODE_KEY in said):
+    own, index = _number(texts.get(RANK_KEY, "")), _index(texts, several=several)
+    if own is None or (index and len(index) > 1 and NODE_KEY in texts):
         return index
     return (own,)
 
 
-def _index(said: Texts, *, several: bool) -> tuple[int, ...] | None:
+def _index(texts: Texts, *, several: bool) -> tuple[int, ...] | None:
     """The pod's index from its framework, preceded by the index of its job if there are several jobs.
 
     ``several``: the group may have pods of several replicas of a LeaderWorkerSet.
     """
-    offset = _number(said.get(f"{_KUEUE}pod-index-offset", "")) or 0
-    if (index := _number(said.get(_COMPLETION_INDEX, ""))) is not None:
-        jobs = (_number(said.get(f"{_JOBSET}{key}", "")) for key in ("job-global-index", "job-index"))
+    offset = _number(texts.get(f"{_KUEUE}pod-index-offset", "")) or 0
+    if (index := _number(texts.get(_COMPLETION_INDEX, ""))) is not None:
+        jobs = (_number(texts.get(f"{_JOBSET}{key}", "")) for key in ("job-global-index", "job-index"))
         job = next((number for number in jobs if number is not None), None)
         return (index + offset,) if job is None else (job, index + offset)
-    if (index := _number(said.get(f"{_LWS}worker-index", ""))) is not None:
-        replica = _number(said.get(f"{_LWS}group-index", "")) if several else None
+    if (index := _number(texts.get(f"{_LWS}worker-index", ""))) is not None:
+        replica = _number(texts.get(f"{_LWS}group-index", "")) if several else None
         return (index + offset,) if replica is None else (replica, index + offset)
-    if (index := _number(said.get(f"{_KUBEFLOW}replica-index", ""))) is not None:
-        role = said.get(f"{_KUBEFLOW}replica-type", said.get(f"{_KUBEFLOW}job-role", "")).lower()
+    if (index := _number(texts.get(f"{_KUBEFLOW}replica-index", ""))) is not None:
+        role = texts.get(f"{_KUBEFLOW}replica-type", texts.get(f"{_KUBEFLOW}job-role", "")).lower()
         return int(role not in _MASTERS), index + offset
     for key in (f"{_KUEUE}pod-group-pod-index", _POD_INDEX):
-        if (index := _number(said.get(key, ""))) is not None:
+        if (index := _number(texts.get(key, ""))) is not None:
             return (index + offset,)
     return None
 

@@ -127,7 +127,7 @@ class Election:
         self._utc = utc
         self._observed = ObservedLease()
         self._other_leader: Lease | None = None
-        self._way = TermChange.TAKEN
+        self._change = TermChange.TAKEN
         self._has_led = False
         self._until = float("-inf")
         self._was_leading = False
@@ -138,7 +138,7 @@ class Election:
         """Whether this candidate is the leader at this moment."""
         return self.seconds_left() > 0
 
-    def leader_says(self, key: str) -> str | None:
+    def leader_annotation(self, key: str) -> str | None:
         """An annotation of the lease, as last read, if another candidate holds it; else None."""
         return None if self._other_leader is None or self.leading else self._other_leader.annotations.get(key, "")
 
@@ -220,7 +220,7 @@ class Election:
         self._other_leader = other if theirs else None
         if theirs:
             return False
-        self._way = self._way_to_win(lease)
+        self._change = self._term_change(lease)
         if lease is None:
             request = create_lease(self._lease, duration_seconds=self._terms.duration, now=self._utc())
         else:
@@ -228,7 +228,7 @@ class Election:
         await send(self._api, request, timeout_seconds=timeout_seconds)
         return True
 
-    def _way_to_win(self, lease: Lease | None) -> TermChange:
+    def _term_change(self, lease: Lease | None) -> TermChange:
         """How leadership is won by taking ``lease``.
 
         All processes of one holder use the clock of one machine, so the time at which an earlier one acquired the lease
@@ -278,6 +278,6 @@ class Election:
             return
         self._was_leading = self.leading
         self._has_led |= self._was_leading
-        change = self._way if self._was_leading else TermChange.LOST
+        change = self._change if self._was_leading else TermChange.LOST
         log.info("leadership changed", extra={"lease": self._lease.name, "leadership": change.value})
         self._observer.changed(change)

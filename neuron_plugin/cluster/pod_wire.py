@@ -378,7 +378,7 @@ class Pod(ApiObject, frozen=True):
         return any(known.type == "Ready" and known.status == "True" for known in self.status.conditions or ())
 
     @property
-    def tried(self) -> bool:
+    def seen_by_scheduler(self) -> bool:
         """Whether a scheduler has reported on the pod. The API server itself writes that a pod is gated."""
         conditions = self.status.conditions or ()
         return any(known.type == "PodScheduled" and known.reason != "SchedulingGated" for known in conditions)

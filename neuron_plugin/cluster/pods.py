@@ -130,7 +130,7 @@ def neuron_pod(pod: Pod, *, progress: bool = True) -> NeuronPod:
         promised=annotations.get(NODE_KEY, "") if own else "",
         released=own and RELEASED_KEY in annotations,
         unschedulable=own and _is_unschedulable(pod),
-        tried=pod.tried,
+        seen_by_scheduler=pod.seen_by_scheduler,
         assignment=assignment,
         priority=spec.priority or 0,
         preempts=spec.preemption_policy != "Never",

@@ -195,7 +195,7 @@ class LeaseName:
     """A lease and its writer.
 
     The lease is deleted with its ``owner``, such as a node. ``url`` is the holder's URL, written as an annotation;
-    holders of one name with different URLs are different holders. ``says`` are further annotations; an empty text means
+    holders of one name with different URLs are different holders. ``annotations`` are further ones; an empty text means
     none.
     """
 
@@ -204,7 +204,7 @@ class LeaseName:
     holder: str
     owner: ObjectReference | None = None
     url: str = ""
-    says: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def path(self) -> str:
@@ -219,8 +219,8 @@ class LeaseName:
 def create_lease(lease: LeaseName, *, duration_seconds: float, now: datetime) -> ApiRequest:
     """Create a lease; it is held at once if it names a holder."""
     metadata: JsonObject = {"name": lease.name, "namespace": lease.namespace}
-    if said := {key: text for key, text in {HOLDER_URL_KEY: lease.url, **lease.says}.items() if text}:
-        metadata["annotations"] = said
+    if annotations := {key: text for key, text in {HOLDER_URL_KEY: lease.url, **lease.annotations}.items() if text}:
+        metadata["annotations"] = annotations
     if lease.owner is not None:
         metadata["ownerReferences"] = [msgspec.to_builtins(lease.owner)]
     body: JsonObject = {
@@ -255,7 +255,9 @@ def claim_lease(
     spec = _held(lease.holder, duration_seconds, now)
     if observed.holder != lease.holder:
         spec |= {"acquireTime": _micro_time(now), "leaseTransitions": observed.transitions + 1}
-    return _patch_version(lease, observed, spec, {HOLDER_URL_KEY: lease.url, **lease.says, **(annotations or {})})
+    return _patch_version(
+        lease, observed, spec, {HOLDER_URL_KEY: lease.url, **lease.annotations, **(annotations or {})}
+    )
 
 
 def annotate_lease(lease: LeaseName, observed: Lease, annotations: Mapping[str, str]) -> ApiRequest:

@@ -75,7 +75,7 @@ class PodResourcesClient:
         """The healthy ids of each resource, free or not; empty while the plugin is not connected."""
         request = pb.AllocatableResourcesRequest()
         answer = await self._ask(lambda stub, left: stub.GetAllocatableResources(request, timeout=left))
-        return _summed_up(answer.devices)
+        return _by_resource(answer.devices)
 
     async def _ask(self, call: Callable[[pb_grpc.PodResourcesListerAsyncStub, float], Awaitable[_Answer]]) -> _Answer:
         """Call, and repeat while the kubelet's rate limit refuses and the deadline allows."""
@@ -103,13 +103,13 @@ def _pod_devices(pod: pb.PodResources) -> PodDevices:
     containers = [
         ContainerDevices(container.name, resource, ids)
         for container in pod.containers
-        for resource, ids in _summed_up(container.devices).items()
+        for resource, ids in _by_resource(container.devices).items()
     ]
     claims = {resource.claim_name for container in pod.containers for resource in container.dynamic_resources}
     return PodDevices(pod.namespace, pod.name, tuple(containers), frozenset(claims))
 
 
-def _summed_up(entries: Iterable[pb.ContainerDevices]) -> dict[str, tuple[str, ...]]:
+def _by_resource(entries: Iterable[pb.ContainerDevices]) -> dict[str, tuple[str, ...]]:
     """Join entries into one for each resource; the kubelet has one for each id, or with NUMA for each id and node."""
     ids: dict[str, set[str]] = {}
     for entry in entries:
