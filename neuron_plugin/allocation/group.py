@@ -30,16 +30,21 @@ class TopologyWish:
 NO_WISH = TopologyWish()
 
 
+def is_replica(group: GroupName) -> bool:
+    """Whether a group is a replica of a LeaderWorkerSet: its name is the set's, ``/`` and the replica's index."""
+    return "/" in group[1]
+
+
 @dataclass(frozen=True, slots=True)
 class GroupMember:
     """A pod's membership in its group, as its object declares it.
 
     ``size`` is how many pods the group has, 0 if unknown. ``rank`` orders the pods, as the index of their framework
     does; None without a known index. ``leads``: the other pods are created once this pod runs or is placed.
-    ``unreadable`` names an annotation that cannot be read. ``leader_worker_set`` is the LeaderWorkerSet if the group is
-    a replica of one. ``host`` is the DNS name that a Service gives the pod, empty without one. ``sets_ultraserver``: a
-    container sets a variable of UltraServers itself. ``spares`` is how many nodes are kept to replace lost pods.
-    ``preflight``: the group's places are checked before it starts.
+    ``unreadable`` names an annotation that cannot be read. ``leader_worker_set`` is the pod's LeaderWorkerSet. ``host``
+    is the DNS name that a Service gives the pod, empty without one. ``sets_ultraserver``: a container sets a variable
+    of UltraServers itself. ``spares`` is how many nodes are kept to replace lost pods. ``preflight``: the group's
+    places are checked before it starts.
     """
 
     group: GroupName
@@ -63,6 +68,11 @@ def spare_key(group: GroupName, number: int) -> str:
 def rank_key(group: GroupName, rank: tuple[int, ...]) -> str:
     """The name of a rank of a group; it differs from every pod's UID."""
     return f"{'/'.join(group)}#{rank_text(rank)}"
+
+
+def is_key_of(group: GroupName, name: str) -> bool:
+    """Whether a name is that of a rank or of a spare node of a group."""
+    return name.startswith(f"{'/'.join(group)}#")
 
 
 def rank_text(rank: tuple[int, ...]) -> str:
