@@ -28,12 +28,10 @@ from msgspec import Meta
 from neuron_plugin.allocation.inventory import LONGEST_WORD
 from neuron_plugin.settings import SettingsError, read_yaml
 from neuron_plugin.topology import (
-    BLOCKS,
     MOST_CORES_PER_DEVICE,
     MOST_DEVICES,
     InstanceType,
     Topology,
-    can_link,
     catalogue,
 )
 
@@ -78,7 +76,7 @@ def load_catalogue(file: Path | None) -> dict[str, InstanceType]:
             raise SettingsError(f"instance type {entry.name} of {file}: {problem}")
         fields = msgspec.structs.asdict(entry)
         if entry.block_sizes is None:
-            fields["block_sizes"] = BLOCKS.get(entry.topology, ())
+            fields["block_sizes"] = entry.topology.blocks
         fields["amounts"] = tuple(sorted(entry.amounts.items()))
         types.append(InstanceType(**fields))
     return catalogue(types)
@@ -88,7 +86,7 @@ def _contradictions(entry: _Entry) -> Iterator[str]:
     """Values that contradict each other; single values are checked already."""
     if entry.numa_nodes and len(entry.numa_nodes) != entry.devices:
         yield f"{len(entry.numa_nodes)} numa-nodes, expected one for each of its {entry.devices} devices, or none"
-    if not can_link(entry.topology, entry.devices):
+    if not entry.topology.can_link(entry.devices):
         yield f"{entry.topology} with {entry.devices} devices, which cannot be: say how they are linked, or unlinked"
     if "memory" in entry.amounts:
         yield "memory among its amounts, expected it as memory-gib"

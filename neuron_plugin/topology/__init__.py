@@ -19,5 +19,5 @@ from neuron_plugin.topology.instances import (
     geometry_of,
     product_names,
 )
-from neuron_plugin.topology.links import BLOCKS, TORI, Grid, Topology, can_link, grids_of, links_of
+from neuron_plugin.topology.links import TORI, Grid, Topology, grids_of, links_of
 from neuron_plugin.topology.sets import free_sets, sets_by_count, valid_sets

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from neuron_plugin.topology.geometry import MOST_DEVICES, Geometry
-from neuron_plugin.topology.links import BLOCKS, Links, Topology, topology_of
+from neuron_plugin.topology.links import Links, Topology, topology_of
 
-_TORUS_BLOCKS = BLOCKS[Topology.TORUS]
+_TORUS_BLOCKS = Topology.TORUS.blocks
 _TORUS_CORE_BLOCKS = (1, 2, 4, 8, 16)
 """For slices of cores on Trn2 and Trn3, which may span two neighbouring devices: AWS's tutorial for vLLM puts eight
 slices of eight logical cores on a trn2.48xlarge (LNC 2). Two devices by count are refused, as by AWS."""
@@ -103,7 +103,7 @@ def geometry_of(
     if known and seen <= known.devices:
         return known.geometry_with(cores_per_device)
     topology = topology_of(links)
-    return Geometry(instance_type or "unknown", topology, seen, cores_per_device, BLOCKS.get(topology, ()))
+    return Geometry(instance_type or "unknown", topology, seen, cores_per_device, topology.blocks)
 
 
 def _inf1(name: str, devices: int, topology: Topology) -> InstanceType:

@@ -21,6 +21,18 @@ class Topology(enum.StrEnum):
     UNLINKED = "unlinked"
     """Nothing known: only one device or all of them can be handed out."""
 
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """Device counts that are handed out as aligned blocks, unless the instance type has its own; empty: any run."""
+        return _BLOCKS.get(self, ())
+
+    def can_link(self, device_count: int) -> bool:
+        """Whether a machine of this topology can have so many devices; tori are complete."""
+        if self in TORI:
+            rows, columns = TORI[self]
+            return device_count > 0 and device_count % (rows * columns) == 0
+        return device_count == 1 if self is Topology.SINGLE else device_count > 0
+
 
 TORI: Mapping[Topology, tuple[int, int]] = {Topology.TORUS: (4, 4)}
 """Rows and columns of each torus: device id = columns * row + column, and rows and columns close around the edge.
@@ -28,11 +40,8 @@ TORI: Mapping[Topology, tuple[int, int]] = {Topology.TORUS: (4, 4)}
 A host with more devices has several tori that share no link. Source: Neuron driver 2.24.7, connected_devices.
 """
 
-BLOCKS: Mapping[Topology, tuple[int, ...]] = {Topology.TORUS: (1, 4, 8, 16), Topology.UNLINKED: (1,)}
-"""Device counts that are handed out as aligned blocks, unless the instance type has its own; elsewhere any run will do.
-
-Those of the torus have collectives support: 2, 8, 16 or a multiple of 32 cores on Trn1.
-"""
+_BLOCKS: Mapping[Topology, tuple[int, ...]] = {Topology.TORUS: (1, 4, 8, 16), Topology.UNLINKED: (1,)}
+"""Counts with collectives support on the torus are 2, 8, 16 or a multiple of 32 cores on Trn1."""
 
 Links = Mapping[int, frozenset[int]]
 
@@ -49,16 +58,8 @@ def topology_of(links: Links) -> Topology:
     ``links`` must cover the ids 0..n-1 without a gap to be recognised: a hole may hide any topology.
     """
     known, count = dict(links), len(links)
-    fitting = (topology for topology in Topology if can_link(topology, count) and known == links_of(topology, count))
+    fitting = (topology for topology in Topology if topology.can_link(count) and known == links_of(topology, count))
     return next(fitting, Topology.UNLINKED)
-
-
-def can_link(topology: Topology, device_count: int) -> bool:
-    """Whether a machine of this topology can have so many devices; tori are complete."""
-    if topology in TORI:
-        rows, columns = TORI[topology]
-        return device_count > 0 and device_count % (rows * columns) == 0
-    return device_count == 1 if topology is Topology.SINGLE else device_count > 0
 
 
 def _neighbours(topology: Topology, device_count: int, device: int) -> set[int]:

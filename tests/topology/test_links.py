@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuron_plugin.topology import links as topologies
-from neuron_plugin.topology.links import Grid, Topology, can_link, grids_of, links_of, topology_of
+from neuron_plugin.topology.links import Grid, Topology, grids_of, links_of, topology_of
 
 TORUS_AS_THE_DRIVER_PRINTS_IT = """
 12 3 4 1; 13 0 5 2; 14 1 6 3; 15 2 7 0; 0 7 8 5; 1 4 9 6; 2 5 10 7; 3 6 11 4;
@@ -162,8 +162,8 @@ def test_devices_without_known_links_stand_in_the_order_of_their_ids() -> None:
 def test_a_torus_of_any_size_is_one_line_of_the_table(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topologies, "TORI", {Topology.TORUS: size})
     count = size[0] * size[1]
-    assert can_link(Topology.TORUS, 2 * count)
-    assert not can_link(Topology.TORUS, count + 1)
+    assert Topology.TORUS.can_link(2 * count)
+    assert not Topology.TORUS.can_link(count + 1)
     assert pairs(grids_of(Topology.TORUS, 2 * count, 8)) == linked(Topology.TORUS, 2 * count)
     assert {len(others) for others in links_of(Topology.TORUS, count).values()} == {4}
     assert topology_of(links_of(Topology.TORUS, count)) is Topology.TORUS
