@@ -71,7 +71,7 @@ def rank_key(group: GroupName, rank: tuple[int, ...]) -> str:
 
 
 def is_key_of(group: GroupName, name: str) -> bool:
-    """Whether a name is that of a rank or of a spare node of a group."""
+    """Whether a name is of a rank or spare node of a group."""
     return name.startswith(f"{'/'.join(group)}#")
 
 

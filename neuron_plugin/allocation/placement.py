@@ -356,7 +356,7 @@ def cores_asked(geometry: Geometry, container: ContainerRequest) -> int:
 
 
 def lasting_cores(request: PodRequest, geometry: Geometry) -> int:
-    """How many cores a pod has for all of its life: other pods get those of plain init containers later."""
+    """How many cores a pod has for its whole life, without the cores of plain init containers."""
     return sum(cores_asked(geometry, container) for container in request if container.kind is not ContainerKind.INIT)
 
 

@@ -211,14 +211,14 @@ class NeuronPod:
 
     @property
     def kept_keys(self) -> tuple[str, ...]:
-        """The names of what may be reserved for the pod: its own, that of its rank in its group, and its spares."""
+        """The keys of the pod's reservations: its UID, its rank in its group, and its spare nodes."""
         if (member := self.member) is None:
             return (self.uid,)
         rank = () if member.rank is None else (rank_key(member.group, member.rank),)
         return (self.uid, *rank, *(spare_key(member.group, number) for number in range(1, member.spares + 1)))
 
     def on(self, node: str) -> PlacedPod:
-        """The pod as it counts on a node where it is, or would be."""
+        """The pod as placed on a node, where it is or would be."""
         rules = self.rules
         return PlacedPod(node, self.labels, self.node == node, self.terminating, rules.anti_affinity, rules.claims)
 
@@ -259,7 +259,7 @@ class NeuronPod:
 
 
 def in_rank_order(pods: Iterable[NeuronPod]) -> list[NeuronPod]:
-    """The pods of a group by their ranks, and then those without one by their names."""
+    """The pods of a group by rank, then pods without a rank by name."""
 
     def key(pod: NeuronPod) -> tuple[bool, tuple[int, ...], str]:
         rank = pod.member.rank if pod.member else None

@@ -119,7 +119,7 @@ def _chosen(views: Views, names: set[str], namespace: str, node: str) -> list[Po
 
 
 def report_of(pods: Iterable[PodView], reasons: Mapping[str, str] = NO_REASONS) -> PodsReport:
-    """The document of some pods; ``reasons`` are those of any that wait."""
+    """The document of some pods; ``reasons`` are of waiting pods."""
     shown = tuple(pods)
     devices, cores, idle = set[tuple[str, int]](), set[tuple[str, int]](), set[tuple[str, int]]()
     for pod in shown:
