@@ -1,7 +1,7 @@
 """Waiting: the clock, chance, what is looked at again and again, and how long to wait before trying again.
 
-Waits are exponential, jittered and bounded, by one rule for everything that is tried again. The jitter is there so
-that a thousand nodes that lost their API server at the same moment do not all come back at the same moment.
+All retries wait by one rule: exponentially, bounded and with jitter. With the jitter, a thousand nodes that lose their
+API server at one moment do not all come back at one moment.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ steady_seconds: Callable[[], float] = (
 )
 """Seconds that only go forward, also while the machine sleeps.
 
-Linux's monotonic clock stands still in a suspended machine: a leader that was put to sleep would wake up with its term
-unspent, long after another has taken over.
+Linux's monotonic clock stops while a machine is suspended: a resumed leader would still believe in its term, long after
+another has taken over.
 """
 
 
@@ -44,7 +44,7 @@ class Clock:
 
 
 CLOCK = Clock()
-"""The real one."""
+"""The real clock."""
 
 
 class Backoff:
@@ -94,8 +94,8 @@ async def every(
 async def keep_running(name: str, job: Callable[[], Awaitable[None]], *, clock: Clock = CLOCK) -> None:
     """Run ``job`` until it returns; after an error of any kind log it, wait and run it again.
 
-    One job's unforeseen error must not end its daemon. The wait grows with each error, and begins at a
-    second again once the job has run for longer than the longest.
+    An unforeseen error of one job must not end its daemon. The wait grows with each error, and is one second again once
+    the job has run for longer than the longest wait.
     """
     loop = asyncio.get_running_loop()
     backoff = Backoff(clock.chance, first_seconds=1.0, longest_seconds=LONGEST_PAUSE_SECONDS)

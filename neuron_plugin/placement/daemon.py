@@ -157,8 +157,8 @@ class ExtenderDaemon:
         if settings.preflight.pod:
             checked = CheckScope(settings.lease_namespace, groups=settings.preflight.checks_groups, claims=by_claims)
         self.state.check(checked)
-        says = {PREFLIGHT_KEY: checked.text}
-        lease = LeaseName(settings.lease_namespace, LEADER_LEASE, identity, url=settings.url, says=says)
+        annotations = {PREFLIGHT_KEY: checked.text}
+        lease = LeaseName(settings.lease_namespace, LEADER_LEASE, identity, url=settings.url, annotations=annotations)
         self._leadership = Leadership(
             self.ready,
             self._informers,

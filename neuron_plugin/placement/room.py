@@ -185,7 +185,7 @@ class Room:
         if self._context.ready.conditions.get(CONDITION):
             self._forget()
             election = self._context.election
-            if election and (text := election.leader_says(RECORDS_KEY)) is not None:
+            if election and (text := election.leader_annotation(RECORDS_KEY)) is not None:
                 see_reserves(self._state, text)
                 self._shown = dict(self._state.reserved)
             return
