@@ -481,6 +481,22 @@ async def test_a_look_sees_what_pods_have_by_claims(server: StandInApiServer, ap
     assert [part.count for part in seen.requests] == [4]
 
 
+async def test_a_watch_that_begins_with_a_look_goes_on_with_claims(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    server.create_node(node_manifest("by-claim", "trn1.32xlarge", claim_driver=DRIVER))
+    state = ClusterState()
+    informers = Informers(api, state, TYPES)
+    await informers.list_once()
+    running = asyncio.create_task(informers.run(), name="informers")
+    server.create(RESOURCE_CLAIMS, {"metadata": {"name": "c"}, "spec": claim_spec(exactly(count=4))}, "default")
+    server.create_pod(claiming_pod("train", claim="c"))
+
+    await until(lambda: [part.count for pod in state.pods.values() for part in pod.requests] == [4])
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
 async def test_an_absent_api_server_is_an_error(server: StandInApiServer, api: KubernetesApi) -> None:
     await server.stop()
 
