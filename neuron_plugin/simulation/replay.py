@@ -334,13 +334,14 @@ def replay(board: Board, arriving: Sequence[Arrival], *, waiting: bool = False) 
     ends: list[tuple[float, str]] = []
     began = now = arriving[0].comes if arriving else 0.0
     while coming or queue:
-        then, now = now, min(ends[0][0] if ends else inf, coming[0][1].comes if coming else inf)
-        if now == inf:  # nothing ends any more: what waits now never fits
+        then = min(ends[0][0] if ends else inf, coming[0][1].comes if coming else inf)
+        if then == inf:  # nothing ends any more: what waits now never fits
             turned_away += queue
             break
         busy, empty = board.used()
-        outcome.busy += busy * (now - then)
-        outcome.empty += empty * (now - then)
+        outcome.busy += busy * (then - now)
+        outcome.empty += empty * (then - now)
+        now = then
         if ends and ends[0][0] == now:
             board.end(heappop(ends)[1])
         else:
@@ -365,7 +366,7 @@ def replay(board: Board, arriving: Sequence[Arrival], *, waiting: bool = False) 
             outcome.waiting = [simulated_pod(_uid(number), arrival.request, arrival.comes) for number, arrival in still]
     for _, arrival in turned_away:
         outcome.refuse(kind, arrival)
-    time = now - began if 0 < now - began < inf else 1.0
+    time = now - began or 1.0
     outcome.busy, outcome.empty = outcome.busy / time, outcome.empty / time
     outcome.moves, outcome.moved_pods, outcome.lost = board.moves, board.moved_pods, board.lost
     return outcome
