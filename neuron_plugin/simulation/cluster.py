@@ -168,6 +168,7 @@ class SimulatedCluster:
             for worker in self.workers.values():
                 await worker.start(self._kubeconfig("plugin"))
             await self._start_extender()
+            await self.wait_until_ready()
         except BaseException:
             await self.__aexit__()
             raise
@@ -244,21 +245,23 @@ class SimulatedCluster:
                             return
                 await asyncio.sleep(0.05)
 
-    async def wait_until_published(self) -> None:
-        """Wait until the plugin of each node has published its inventory and that it serves; its kubelet says the same.
+    async def wait_until_ready(self) -> None:
+        """Wait until each plugin is registered with its kubelet and has published its inventory and its Lease.
 
-        A pod that comes before that is refused.
+        A pod that is created before that is refused.
 
         Raises:
-            TimeoutError: names the nodes that are late.
+            TimeoutError: a plugin is late, or has ended; with the end of its log.
         """
-        late = list(self.workers)
+        late = list(self.workers.values())
         try:
             async with asyncio.timeout(READY_SECONDS):
-                while late := [name for name in late if not self._is_published(name)]:  # noqa: ASYNC110 - polled, as by a user
+                while late := [each for each in late if not (each.is_registered and self._is_published(each.name))]:
+                    if ended := [each for each in late if each.daemon and each.daemon.returncode is not None]:
+                        raise ended[0].late("it has ended")
                     await asyncio.sleep(0.05)
         except TimeoutError as error:
-            raise TimeoutError(f"no inventory of {', '.join(late)} after {READY_SECONDS:g} s") from error
+            raise (error if error.args else late[0].late(f"not ready after {READY_SECONDS:g} s")) from None
         for worker in self.workers.values():
             worker.report_capacity()
 

@@ -52,8 +52,8 @@ from neuron_plugin.simulation.node import SimulatedNode, write_node
 from neuron_plugin.simulation.node_tree import NEWEST_DRIVER
 from neuron_plugin.topology import Unit, catalogue
 
-READY_SECONDS = 60.0
-"""How long a started daemon may take until its node has its devices."""
+READY_SECONDS = 180.0
+"""How long started daemons may take: each needs some 2 s of CPU, and the machine may be busy."""
 STOP_SECONDS = 10.0
 """How long a daemon may take to end."""
 _CHILD = """
@@ -247,22 +247,13 @@ class SimulatedWorker:
         await self.start_kubelet()
         await self.start_daemon()
 
-    async def wait_until_registered(self) -> None:
-        """Wait until the daemon has offered all that the machine has to the kubelet, or is its driver of claims.
-
-        Raises:
-            TimeoutError: with the last lines of the daemon's log.
-        """
-        if self.dra is None:
-            for resource, count in offered_by(self.node.description.instance_type).items():
-                await self.wait_until_offered(resource, count)
-            return
-        try:
-            async with asyncio.timeout(READY_SECONDS):
-                while not self.dra.drivers:  # noqa: ASYNC110 - polled, as by a user
-                    await asyncio.sleep(0.05)
-        except TimeoutError as error:
-            raise self._late("no driver of claims is registered") from error
+    @property
+    def is_registered(self) -> bool:
+        """Whether the daemon has offered all that the machine has to the kubelet, or is its driver of claims."""
+        if self.dra:
+            return bool(self.dra.drivers)
+        offered = offered_by(self.node.description.instance_type)
+        return all(self.kubelet.capacity(name.value).allocatable == count for name, count in offered.items())
 
     async def wait_until_offered(self, resource: Resource, count: int) -> None:
         """Wait until the kubelet has so many healthy ids of a resource.
@@ -273,11 +264,12 @@ class SimulatedWorker:
         try:
             await self.kubelet.wait_for_capacity(resource.value, count, timeout_seconds=READY_SECONDS)
         except TimeoutError as error:
-            raise self._late(str(error)) from error
+            raise self.late(str(error)) from error
 
-    def _late(self, what: str) -> TimeoutError:
+    def late(self, what: str) -> TimeoutError:
+        """The error that says why the daemon is not ready, with the last lines of its log."""
         last = "\n".join(self.log.read_text().splitlines()[-5:])
-        return TimeoutError(f"{what}; the daemon's log ends with:\n{last}")
+        return TimeoutError(f"node {self.name}: {what}; the daemon's log ends with:\n{last}")
 
     async def work(self, seconds: float) -> None:
         """Let so much time pass for the cores of the node: the containers of its pods use them."""

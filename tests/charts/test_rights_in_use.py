@@ -60,7 +60,6 @@ async def cluster(server: StandInApiServer, access: Access) -> AsyncIterator[Sim
     with TemporaryDirectory(prefix="np-") as directory:
         types = {NODE_NAME: "inf2.24xlarge"}
         async with SimulatedCluster(Path(directory), types, daemon_flags=CONDITIONS, api=server) as simulated:
-            await simulated.worker.wait_until_offered(Resource.NEURONCORE, 12)
             yield simulated
 
 

@@ -18,6 +18,8 @@ from neuron_plugin.simulation.kubelet_pods import AdmittedPod
 from neuron_plugin.simulation.scheduler import ExtenderCallError
 from tests.support.worker import end_pod, kill_daemon
 
+pytestmark = pytest.mark.timeout(180)  # real daemons on a machine that may be busy
+
 CORE, DEVICE = Resource.NEURONCORE.value, Resource.NEURONDEVICE.value
 
 
@@ -30,7 +32,6 @@ async def cluster() -> AsyncIterator[SimulatedCluster]:
     with TemporaryDirectory(prefix="np-") as directory:
         types = {NODE_NAME: "inf2.24xlarge"}
         async with SimulatedCluster(Path(directory), types, daemon_flags=("--numbering", "host")) as simulated:
-            await simulated.worker.wait_until_offered(Resource.NEURONCORE, 12)
             yield simulated
 
 

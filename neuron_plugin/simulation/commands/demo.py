@@ -187,8 +187,6 @@ async def _play(root: Path, arguments: Namespace) -> None:
     placed_by, flags = PlacedBy(arguments.placement), ("--numbering", arguments.numbering)
     async with SimulatedCluster(root, {NODE_NAME: instance.name}, daemon_flags=flags, placed_by=placed_by) as cluster:
         worker = cluster.worker
-        await worker.wait_until_registered()
-        await cluster.wait_until_published()
         _step(1, "the plugin found the devices in sysfs and lists them to the kubelet")
         counts = {resource.value: worker.kubelet.capacity(resource.value).allocatable for resource in Resource}
         offered = ", ".join(f"{name}: {count}" for name, count in counts.items())

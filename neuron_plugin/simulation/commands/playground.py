@@ -188,6 +188,18 @@ def _directory(path: Path) -> Iterator[Path]:
             shutil.rmtree(path)
 
 
+def is_up(path: Path) -> bool:
+    """Whether a playground is up in a directory, or is being started."""
+    try:
+        with (path / LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no such directory
+        pass
+    return False
+
+
 async def _play(root: Path, arguments: Namespace) -> None:
     from neuron_plugin.simulation import PlacedBy, SimulatedCluster
     from neuron_plugin.simulation.supervisor import NodeFaults, supervise
@@ -212,9 +224,6 @@ async def _play(root: Path, arguments: Namespace) -> None:
     print(f"Starting {number}, an API server, a scheduler and the extender in {root} ...", flush=True)
     started = time.monotonic()
     async with cluster:
-        for worker in cluster.workers.values():
-            await worker.wait_until_registered()
-        await cluster.wait_until_published()
         (root / ".kubeconfig").touch(mode=0o600)
         cluster.api.write_kubeconfig(root / ".kubeconfig", "admin").rename(
             root / "kubeconfig"

@@ -38,7 +38,7 @@ from neuron_plugin.planning.preflight import CHECKED_FIRST
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import load
 from neuron_plugin.simulation.api_server_kinds import KINDS
-from neuron_plugin.simulation.commands.playground import LOCK
+from neuron_plugin.simulation.commands.playground import is_up
 from neuron_plugin.simulation.commands.simulate import run_fault
 from neuron_plugin.simulation.machines import NODE_FAULTS_PATH
 from neuron_plugin.simulation.node import SimulatedNode
@@ -48,8 +48,8 @@ from neuron_plugin.simulation.workloads import NoPodsError, WorkloadError, Workl
 from neuron_plugin.topology import catalogue
 from neuron_plugin.wording import named, plural
 
-START_SECONDS = 60.0
-"""How long another command waits for a playground that is starting."""
+BEFALL_SECONDS = 60.0
+"""How long what befalls a node may take, such as a reboot."""
 PLACE_SECONDS = 30.0
 """How long a new pod is waited for until it has a node or cannot have one."""
 SETTLE_SECONDS = 0.3
@@ -157,14 +157,10 @@ def _blanks(part: Any, key: str = "") -> Iterator[str]:
 
 def _kubeconfig(directory: Path) -> Path:
     """The kubeconfig of the playground that is up, or is just being started."""
-    path, ends = directory / "kubeconfig", time.monotonic() + START_SECONDS
+    path = directory / "kubeconfig"
     while not path.exists():
-        if not (directory / LOCK).exists():
+        if not is_up(directory):
             raise CommandError(f"no playground is up in {directory}: start one with {program()} playground")
-        if time.monotonic() > ends:
-            raise CommandError(
-                f"the playground in {directory} is not ready after {START_SECONDS:g} s: see its terminal"
-            )
         time.sleep(0.1)
     return path
 
@@ -370,7 +366,7 @@ def befall_node(arguments: Namespace) -> None:
 
 async def _befall(kubeconfig: Path, path: str) -> str:
     async with _connected(kubeconfig) as api:
-        body = await send(api, ApiRequest("POST", path, body={}), timeout_seconds=START_SECONDS)
+        body = await send(api, ApiRequest("POST", path, body={}), timeout_seconds=BEFALL_SECONDS)
     return str(msgspec.json.decode(body)["message"])
 
 
