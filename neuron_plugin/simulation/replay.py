@@ -1,9 +1,8 @@
-"""A cluster under arrivals: who is served, who is refused or waits, and what one choice or another costs.
+"""Pods arrive at a cluster on paper: which are served, refused or waiting, under our placement and under AWS's.
 
-Pods are made by chance, from a mix of shapes, or read from a trace. They come, get a set or none, stay and go. A pod
-that fits nowhere is refused, or waits until it fits. With moves, a victim goes on where it is moved to, for as long as
-it had left. What it really loses, the work since its start or checkpoint, is added up beside that. Node and set are
-chosen by the code that the placement controller runs.
+Pods are random, from a mix of shapes, or come from a trace. A pod that fits nowhere is refused, or waits until it fits.
+A moved pod keeps running for its remaining time; the work that it loses is summed up separately. The placement
+controller's own code chooses nodes and sets.
 """
 
 from __future__ import annotations
@@ -55,15 +54,15 @@ _MIXES: Mapping[str, Mapping[str, float]] = {
 MIXES: Mapping[str, Mapping[PodRequest, float]] = {
     name: {parse_shape(shape): weight for shape, weight in mix.items()} for name, mix in _MIXES.items()
 }
-"""Shares of pods by what they ask for."""
+"""Mixes by name: the share of each request."""
 
 
-# What is asked for.
+# Arrivals.
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """When a pod comes, how long it stays, and what it asks for; times in hours."""
+    """A pod: when it arrives, how long it runs (both in hours), and its request."""
 
     comes: float
     stays: float
@@ -74,16 +73,16 @@ _UNREADABLE = Arrival(nan, nan, ())
 
 
 def devices_asked(geometry: Geometry, request: PodRequest) -> float:
-    """How many devices of such a node a request asks for."""
+    """How many devices of such a node a request needs, in fractions for cores."""
     return sum(cores_asked(geometry, container) for container in request) / geometry.cores_per_device
 
 
 def arrivals(
     geometries: Sequence[Geometry], mix: Mapping[PodRequest, float], load: float, pods: int, *, seed: int = 0
 ) -> list[Arrival]:
-    """Pods that come at random and stay for an exponential time, an hour on average.
+    """Random pods that run for an exponential time, an hour on average.
 
-    ``load`` is what is asked for on average, in parts of all devices of nodes with these geometries.
+    ``load`` is the average demand as a share of all devices of nodes with these geometries.
     """
     random = Random(seed)  # noqa: S311 - a simulation, repeatable by its seed
     kinds = list(mix)
@@ -98,10 +97,10 @@ def arrivals(
 
 
 def read_trace(text: str) -> list[Arrival]:
-    """Arrivals from CSV with a heading: ``time``, ``duration`` (both in hours) and ``devices`` or ``cores``.
+    """Arrivals from CSV with the columns ``time``, ``duration`` (both in hours) and ``devices`` or ``cores``.
 
     Raises:
-        DemandError: a column is missing, or a line has no such numbers.
+        DemandError: a column is missing, or a line cannot be read.
     """
     rows = csv.DictReader(io.StringIO(text))
     columns = set(rows.fieldnames or ())
@@ -126,7 +125,7 @@ def _arrivals(rows: csv.DictReader[str]) -> Iterable[Arrival]:
         yield arrival
 
 
-# What becomes of it.
+# Replay.
 
 
 def simulated_node(name: str, geometry: Geometry) -> NodeInfo:
@@ -136,7 +135,7 @@ def simulated_node(name: str, geometry: Geometry) -> NodeInfo:
 
 
 def simulated_pod(uid: str, request: PodRequest, since_hours: float, node: str = "") -> NeuronPod:
-    """A pod that may be moved, and that a controller makes again; ``since_hours`` is when its work began."""
+    """A movable pod with a controller; its work began at ``since_hours``."""
     reference = PodReference(PodUid(uid), "simulated", uid)
     since = since_hours * SECONDS_AN_HOUR
     return NeuronPod(reference, request, node, controller="Simulation/simulated", movable=True, last_checkpoint=since)
@@ -144,7 +143,7 @@ def simulated_pod(uid: str, request: PodRequest, since_hours: float, node: str =
 
 @dataclass
 class Tally:
-    """Device-hours of pods of one request: asked for, refused, and waited for."""
+    """Pods of one request, and their device-hours: asked for, refused, and waited for."""
 
     pods: int = 0
     asked: float = 0.0
@@ -155,7 +154,7 @@ class Tally:
 
 @dataclass
 class ReplayOutcome:
-    """What became of some arrivals. ``busy`` and ``empty`` are means over time: devices in use, nodes without a pod."""
+    """The result of a replay. ``busy`` and ``empty`` are means over time: devices in use, and nodes without a pod."""
 
     devices: int
     nodes: int
@@ -163,20 +162,20 @@ class ReplayOutcome:
     moves: int = 0
     moved_pods: int = 0
     lost: float = 0.0
-    """Device-hours that moved pods had run for, if nothing of them was kept."""
+    """Device-hours of work that moved pods lost, if they kept no checkpoint."""
     busy: float = 0.0
     empty: float = 0.0
     last: Mapping[str, NodeInfo] = field(default_factory=dict)
-    """The nodes when the last pod had come, at ``last_time``."""
+    """The nodes at ``last_time``, after the last arrival."""
     last_pods: Mapping[PodUid, NeuronPod] = field(default_factory=dict)
-    """The pods that they had then."""
+    """The running pods at that time."""
     last_time: float = 0.0
     waiting: list[NeuronPod] = field(default_factory=list)
-    """The pods that waited then, or had been refused and would still have run."""
+    """The pods that waited at that time, or were refused and would still run."""
 
     @property
     def pods(self) -> int:
-        """How many have come."""
+        """The number of arrivals."""
         return sum(tally.pods for tally in self.by_request.values())
 
     @property
@@ -186,33 +185,33 @@ class ReplayOutcome:
 
     @property
     def refused_share(self) -> float:
-        """Device-hours refused, in parts of those asked for."""
+        """Refused device-hours, as a share of those asked for."""
         return sum(tally.refused for tally in self.by_request.values()) / (self.asked or 1.0)
 
     @property
     def mean_wait(self) -> float:
-        """How long a requested device waits on average, in parts of the mean time that it is asked for."""
+        """Device-hours waited, as a share of those asked for."""
         return sum(tally.waited for tally in self.by_request.values()) / (self.asked or 1.0)
 
     def ask(self, kind: Geometry, arrival: Arrival) -> None:
-        """A pod has come."""
+        """Count an arrival."""
         tally = self.by_request.setdefault(arrival.request, Tally())
         tally.pods += 1
         tally.asked += devices_asked(kind, arrival.request) * arrival.stays
 
     def serve(self, kind: Geometry, arrival: Arrival, now: float) -> None:
-        """A pod has been given its set."""
+        """Count a placed pod's waiting time."""
         self.by_request[arrival.request].waited += devices_asked(kind, arrival.request) * (now - arrival.comes)
 
     def refuse(self, kind: Geometry, arrival: Arrival) -> None:
-        """A pod is not served."""
+        """Count a refused pod."""
         tally = self.by_request[arrival.request]
         tally.refused_pods += 1
         tally.refused += devices_asked(kind, arrival.request) * arrival.stays
 
 
 class Board:
-    """The nodes of a cluster under the controller's choice; without ``rules`` nothing is moved."""
+    """Nodes with the placement controller's choice of node and set; without ``rules`` no pod is moved."""
 
     def __init__(
         self, nodes: Iterable[NodeInfo], strategy: PlacementStrategy = PACK, rules: MoveRules | None = None
@@ -229,7 +228,7 @@ class Board:
         self._empty = len(self.nodes)
 
     def start(self, uid: str, request: PodRequest, now: float) -> bool:
-        """Give a pod the best sets of the best node; where there are none, make room for it by a move."""
+        """Place a pod, if need be by a move; whether it was placed."""
         pod = simulated_pod(uid, request, now)
         if choice := self.choose(pod):
             name, placement = choice
@@ -245,14 +244,14 @@ class Board:
         return True
 
     def choose(self, pod: NeuronPod) -> tuple[str, Placement] | None:
-        """The node and the sets that a pod gets now."""
+        """The node and the sets for a pod, or None."""
         name = self._choices.answers(pod.requests, self._strategy).best(self.nodes)
         capacity = self.nodes[name].capacity if name else None
         placed = capacity.place(pod.requests) if capacity and not isinstance(capacity, Rejection) else None
         return (name, placed) if placed and not isinstance(placed, Rejection) else None
 
     def end(self, uid: str) -> None:
-        """The pod goes."""
+        """Remove a pod."""
         pod = self.pods.pop(PodUid(uid))
         self._put(self.nodes[pod.node].without({pod.uid}))
 
@@ -278,10 +277,10 @@ class Board:
 
 
 class AwsBoard(Board):
-    """The same nodes under AWS's way: kube-scheduler counts and takes the emptiest node, ids are given from the lowest.
+    """Nodes with AWS's placement: kube-scheduler takes the emptiest node, and ids are given from the lowest.
 
-    With AWS's scheduler ``extension`` a pod needs a free linked set. Without it AWS's plugin refuses at admission what
-    asks for more than one and less than all of a node ("invalid without the k8s-neuron-scheduler", 2.32.0.0).
+    With AWS's scheduler ``extension`` a pod gets a free linked set. Without it AWS's plugin admits only requests for
+    one or all devices of a node ("invalid without the k8s-neuron-scheduler", 2.32.0.0).
     """
 
     def __init__(self, nodes: Iterable[NodeInfo], *, extension: bool) -> None:
@@ -290,7 +289,7 @@ class AwsBoard(Board):
         self._sets: dict[tuple[Geometry, CoreMask, PodRequest], Placement | None] = {}
 
     def choose(self, pod: NeuronPod) -> tuple[str, Placement] | None:
-        """The node and the sets that a pod gets now."""
+        """See `Board`."""
         options = []
         for name, node in self.nodes.items():
             if node.inventory is None:
@@ -315,16 +314,12 @@ class AwsBoard(Board):
 
 
 def _devices(node: NodeInfo) -> float:
-    """How many devices are in use, in fractions where they are not whole ones."""
+    """How many devices are in use, in fractions for cores."""
     return node.used_mask.bit_count() / node.inventory.geometry.cores_per_device if node.inventory else 0.0
 
 
 def replay(board: Board, arriving: Sequence[Arrival], *, waiting: bool = False) -> ReplayOutcome:
-    """Let pods come to empty nodes.
-
-    With ``waiting`` a pod that fits nowhere stays until it fits, the oldest first among those that do; else it is
-    refused.
-    """
+    """Let pods arrive at empty nodes. Pods that do not fit are refused, or with ``waiting`` wait, the oldest first."""
     kinds = [node.inventory.geometry for node in board.nodes.values() if node.inventory]
     kind = kinds[0]
     outcome = ReplayOutcome(sum(geometry.device_count for geometry in kinds), len(kinds))
