@@ -32,8 +32,6 @@ from aiohttp import web
 from neuron_plugin.cluster import ApiRequest, UnreachableError
 from neuron_plugin.cluster.api import JSON, STRATEGIC_MERGE_PATCH, Response, refusal
 from neuron_plugin.simulation.api_server_kinds import (
-    EVENTS,
-    LEASES,
     NODES,
     PODS,
     AnyJson,
@@ -61,8 +59,6 @@ if TYPE_CHECKING:
     import ssl
     from pathlib import Path
 
-
-__all__ = ["EVENTS", "LEASES", "NODES", "PODS", "SimulatedApiServer"]
 
 _PROTOBUF = "application/vnd.kubernetes.protobuf"
 _APPLY_PATCH = "application/apply-patch+yaml"

@@ -27,7 +27,6 @@ from neuron_plugin.simulation.api_server_rules import (
     check,
     check_change,
     check_claims,
-    check_prefix,
     disrupted,
     evicted,
     gated,
@@ -181,7 +180,6 @@ def created(kind: ServedKind, namespace: str, body: AnyJson) -> AnyJson:
         raise Refusal(400, "the namespace of the provided object does not match the namespace sent on the request")
     prefix = metadata.pop("generateName", "") if not metadata.get("name") else ""
     if prefix:
-        check_prefix(kind, prefix)
         metadata["name"] = f"{prefix[:_MAX_GENERATED_STEM]}{uuid.uuid4().hex[:5]}"
     if not metadata.get("name"):
         raise invalid(kind.kind, "", "metadata.name: Required value: name or generateName is required")

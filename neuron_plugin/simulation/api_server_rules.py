@@ -106,13 +106,6 @@ def is_qualified(name: str) -> bool:
     return re.fullmatch(_QUALIFIED, name) is not None
 
 
-def check_prefix(kind: ServedKind, prefix: str) -> None:
-    """Check ``generateName``: it may end in a dash, but not in a dot (``NameIsDNSSubdomain``)."""
-    masked = f"{prefix[:-2]}a" if prefix.endswith("-") and len(prefix) > 1 else prefix
-    if not re.fullmatch(_SUBDOMAIN, masked):
-        raise invalid(kind.kind, "", f'metadata.generateName: Invalid value: "{prefix}": a lowercase subdomain')
-
-
 def check(kind: ServedKind, value: AnyJson) -> None:
     """Validate an object before it is stored."""
     try:

@@ -170,8 +170,7 @@ class PluginConnection:
         Raises:
             PluginCallError: the connection or the options call fails.
         """
-        options = (("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1))
-        connection = cls(resource, grpc.aio.insecure_channel(f"unix:{socket}", options=options))
+        connection = cls(resource, channel_to(socket))
         try:
             async with asyncio.timeout(dial_seconds):
                 await connection._channel.channel_ready()

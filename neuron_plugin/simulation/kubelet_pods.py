@@ -26,8 +26,6 @@ from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.simulation.kubelet_device_manager import DeviceEntry, DeviceManager
 
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
 
@@ -150,26 +148,21 @@ class PodRejectedError(Exception):
 
 def received(container: KubeletContainer, allocations: Sequence[DeviceEntry], waiting: str | None) -> AdmittedContainer:
     """What a container receives from its ``allocations``. The first answer to set a key wins (``pod_devices.go``)."""
-    answers = [ContainerAllocateResponse.FromString(allocation.response) for allocation in allocations]
-    nodes = (
-        DeviceNode(device.host_path, device.container_path, device.permissions) for a in answers for device in a.devices
-    )
+    envs: dict[str, str] = {}
+    nodes: dict[str, DeviceNode] = {}
+    cdi_devices: dict[str, None] = {}
+    for allocation in allocations:
+        answer = ContainerAllocateResponse.FromString(allocation.response)
+        for name, value in answer.envs.items():
+            envs.setdefault(name, value)
+        for device in answer.devices:
+            node = DeviceNode(device.host_path, device.container_path, device.permissions)
+            nodes.setdefault(node.container_path, node)
+        cdi_devices |= dict.fromkeys(device.name for device in answer.cdi_devices)
+    ids = {allocation.resource: tuple(in_numeric_order(allocation.ids)) for allocation in allocations}
     return AdmittedContainer(
-        name=container.name,
-        kind=container.kind,
-        ids={allocation.resource: tuple(in_numeric_order(allocation.ids)) for allocation in allocations},
-        envs=_first_wins(item for answer in answers for item in answer.envs.items()),
-        devices=tuple(_first_wins((node.container_path, node) for node in nodes).values()),
-        cdi_devices=tuple(dict.fromkeys(device.name for answer in answers for device in answer.cdi_devices)),
-        waiting=waiting,
+        container.name, container.kind, ids, envs, tuple(nodes.values()), tuple(cdi_devices), waiting
     )
-
-
-def _first_wins(items: Iterable[tuple[_Key, _Value]]) -> dict[_Key, _Value]:
-    merged: dict[_Key, _Value] = {}
-    for key, value in items:
-        merged.setdefault(key, value)
-    return merged
 
 
 class SimulatedCgroups:

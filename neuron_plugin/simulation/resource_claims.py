@@ -18,9 +18,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from neuron_plugin.allocation.claims import DRA_DRIVER
 from neuron_plugin.allocation.pod import TERMINAL_PHASES
 from neuron_plugin.cluster import ObjectReference
-from neuron_plugin.cluster.claims import FINALIZER
+from neuron_plugin.cluster.claims import FINALIZER, neuron_claim
+from neuron_plugin.cluster.claims import RESOURCE_CLAIMS as CLAIM_RECORDS
 from neuron_plugin.cluster.writes import create_event, utc_now
 from neuron_plugin.simulation import api_server_kinds as kinds
 from neuron_plugin.simulation.api_server_kinds import AnyJson, Refusal
@@ -65,12 +69,7 @@ def consumer(pod: AnyJson) -> AnyJson:
 
 def claim_node(claim: AnyJson) -> str:
     """The node of a claim's allocation; empty if there is none."""
-    allocation = (claim.get("status") or {}).get("allocation") or {}
-    for term in (allocation.get("nodeSelector") or {}).get("nodeSelectorTerms") or ():
-        for requirement in (*(term.get("matchFields") or ()), *(term.get("matchExpressions") or ())):
-            if requirement.get("key") in {"metadata.name", "kubernetes.io/hostname"} and requirement.get("values"):
-                return str(requirement["values"][0])
-    return ""
+    return neuron_claim(CLAIM_RECORDS.decode(msgspec.json.encode(claim)), DRA_DRIVER).node
 
 
 def _make_claims(api: SimulatedApiServer, pod: AnyJson) -> None:

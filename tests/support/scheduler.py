@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from neuron_plugin.simulation import ExtenderCallError, SimulatedScheduler
+from neuron_plugin.simulation import ExtenderCallError
 from neuron_plugin.simulation.api_server_kinds import AnyJson
+from neuron_plugin.simulation.scheduler import SimulatedScheduler
 
 
 @dataclass(frozen=True, slots=True)

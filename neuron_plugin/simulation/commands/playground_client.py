@@ -314,7 +314,7 @@ async def _settled(api: KubernetesApi, pod: Pod) -> tuple[Pod, str]:
     """The pod once it runs, has ended or is known to wait, and why it waits or has failed."""
     wanted, ends = pod.spec.scheduler_name, time.monotonic() + PLACE_SECONDS
     if wanted != DEFAULT_SCHEDULER:
-        from neuron_plugin.simulation import SCHEDULERS  # loads all that a simulated cluster consists of
+        from neuron_plugin.simulation.scheduler import SCHEDULERS  # loads all that a simulated cluster consists of
 
         if wanted not in SCHEDULERS:
             return pod, f"no scheduler is called {wanted!r}, only {' and '.join(SCHEDULERS)}: leave schedulerName out"
