@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from math import inf, isfinite, nan
+from math import inf, isfinite
 from random import Random
 
 from neuron_plugin.allocation import (
@@ -69,9 +69,6 @@ class Arrival:
     request: PodRequest
 
 
-_UNREADABLE = Arrival(nan, nan, ())
-
-
 def devices_asked(geometry: Geometry, request: PodRequest) -> float:
     """How many devices of such a node a request needs, in fractions for cores."""
     return sum(cores_asked(geometry, container) for container in request) / geometry.cores_per_device
@@ -107,22 +104,20 @@ def read_trace(text: str) -> list[Arrival]:
     if not {"time", "duration"} <= columns or columns.isdisjoint(_COLUMNS):
         heading = ",".join(rows.fieldnames or ())
         raise DemandError(f"the heading is {heading[:80]!r}, expected the columns time, duration, and devices or cores")
-    return sorted(_arrivals(rows), key=lambda arrival: arrival.comes)
-
-
-def _arrivals(rows: csv.DictReader[str]) -> Iterable[Arrival]:
+    found = []
     for row in rows:
         asked = [f"{name}={row[column]}" for column, name in _COLUMNS.items() if row.get(column)]
         try:
             (shape,) = asked
             arrival = Arrival(float(row["time"]), float(row["duration"]), parse_shape(shape))
+            if not (isfinite(arrival.comes) and 0 < arrival.stays < inf):
+                raise ValueError  # noqa: TRY301 - said below, with the line
         except (TypeError, ValueError):
-            arrival = _UNREADABLE
-        if not (isfinite(arrival.comes) and 0 < arrival.stays < inf):
             line = ",".join(str(value) for value in row.values())
-            text = f"line {rows.line_num} is {line[:80]!r}, expected a time, a duration above 0, and devices or cores"
-            raise DemandError(text)
-        yield arrival
+            expected = "expected a time, a duration above 0, and devices or cores"
+            raise DemandError(f"line {rows.line_num} is {line[:80]!r}, {expected}") from None
+        found.append(arrival)
+    return sorted(found, key=lambda arrival: arrival.comes)
 
 
 # Replay.
@@ -192,22 +187,6 @@ class ReplayOutcome:
     def mean_wait(self) -> float:
         """Device-hours waited, as a share of those asked for."""
         return sum(tally.waited for tally in self.by_request.values()) / (self.asked or 1.0)
-
-    def ask(self, kind: Geometry, arrival: Arrival) -> None:
-        """Count an arrival."""
-        tally = self.by_request.setdefault(arrival.request, Tally())
-        tally.pods += 1
-        tally.asked += devices_asked(kind, arrival.request) * arrival.stays
-
-    def serve(self, kind: Geometry, arrival: Arrival, now: float) -> None:
-        """Count a placed pod's waiting time."""
-        self.by_request[arrival.request].waited += devices_asked(kind, arrival.request) * (now - arrival.comes)
-
-    def refuse(self, kind: Geometry, arrival: Arrival) -> None:
-        """Count a refused pod."""
-        tally = self.by_request[arrival.request]
-        tally.refused_pods += 1
-        tally.refused += devices_asked(kind, arrival.request) * arrival.stays
 
 
 class Board:
@@ -320,18 +299,16 @@ def _devices(node: NodeInfo) -> float:
 
 def replay(board: Board, arriving: Sequence[Arrival], *, waiting: bool = False) -> ReplayOutcome:
     """Let pods arrive at empty nodes. Pods that do not fit are refused, or with ``waiting`` wait, the oldest first."""
-    kinds = [node.inventory.geometry for node in board.nodes.values() if node.inventory]
-    kind = kinds[0]
-    outcome = ReplayOutcome(sum(geometry.device_count for geometry in kinds), len(kinds))
+    geometries = [node.inventory.geometry for node in board.nodes.values() if node.inventory]
+    outcome = ReplayOutcome(sum(geometry.device_count for geometry in geometries), len(geometries))
     coming = deque(enumerate(arriving))
     queue: list[tuple[int, Arrival]] = []
-    turned_away: list[tuple[int, Arrival]] = []
+    started: dict[int, float] = {}
     ends: list[tuple[float, str]] = []
     began = now = arriving[0].comes if arriving else 0.0
     while coming or queue:
         then = min(ends[0][0] if ends else inf, coming[0][1].comes if coming else inf)
         if then == inf:  # nothing ends any more: what waits now never fits
-            turned_away += queue
             break
         busy, empty = board.used()
         outcome.busy += busy * (then - now)
@@ -341,28 +318,35 @@ def replay(board: Board, arriving: Sequence[Arrival], *, waiting: bool = False) 
             board.end(heappop(ends)[1])
         else:
             queue.append(coming.popleft())
-            outcome.ask(kind, queue[-1][1])
         left, hopeless = [], set[PodRequest]()
         for number, arrival in queue:
             if arrival.request not in hopeless and board.start(_uid(number), arrival.request, now):
                 heappush(ends, (now + arrival.stays, _uid(number)))
-                outcome.serve(kind, arrival, now)
+                started[number] = now
             else:
                 hopeless.add(arrival.request)
                 left.append((number, arrival))
-        if waiting:
-            queue = left
-        else:
-            turned_away += left
-            queue = []
+        queue = left if waiting else []
         if not coming and not outcome.last:
             outcome.last, outcome.last_pods, outcome.last_time = dict(board.nodes), dict(board.pods), now
-            still = queue if waiting else [late for late in turned_away if late[1].comes + late[1].stays > now]
-            outcome.waiting = [simulated_pod(_uid(number), arrival.request, arrival.comes) for number, arrival in still]
-    for _, arrival in turned_away:
-        outcome.refuse(kind, arrival)
-    time = now - began or 1.0
-    outcome.busy, outcome.empty = outcome.busy / time, outcome.empty / time
+            outcome.waiting = [
+                simulated_pod(_uid(number), arrival.request, arrival.comes)
+                for number, arrival in enumerate(arriving)
+                if number not in started and (waiting or arrival.comes + arrival.stays > now)
+            ]
+    for number, arrival in enumerate(arriving):
+        tally, devices = (
+            outcome.by_request.setdefault(arrival.request, Tally()),
+            devices_asked(geometries[0], arrival.request),
+        )
+        tally.pods += 1
+        tally.asked += devices * arrival.stays
+        if number in started:
+            tally.waited += devices * (started[number] - arrival.comes)
+        else:
+            tally.refused_pods += 1
+            tally.refused += devices * arrival.stays
+    outcome.busy, outcome.empty = (total / (now - began or 1.0) for total in (outcome.busy, outcome.empty))
     outcome.moves, outcome.moved_pods, outcome.lost = board.moves, board.moved_pods, board.lost
     return outcome
 
