@@ -191,14 +191,6 @@ class Match:
     path: str = ""
     watch: bool | None = None
 
-    def meets(self, method: str, path: str, *, watch: bool) -> bool:
-        """Whether a request matches."""
-        return (
-            self.method in {"", method}
-            and (self.watch is None or self.watch == watch)
-            and re.search(self.path, path) is not None
-        )
-
 
 @dataclass(slots=True)
 class Fault:
@@ -258,9 +250,15 @@ class Fault:
 def take_fault(faults: list[Fault], request: ApiRequest) -> Fault | None:
     """Return the first fault that matches a request, and count it."""
     watch = request.query.get("watch") == "true"
-    fault = next((fault for fault in faults if fault.match.meets(request.method, request.path, watch=watch)), None)
-    if fault:
-        fault.times -= 1
-        if fault.times <= 0:
-            faults.remove(fault)
-    return fault
+    for fault in faults:
+        match = fault.match
+        if (
+            match.method in {"", request.method}
+            and match.watch in {None, watch}
+            and re.search(match.path, request.path)
+        ):
+            fault.times -= 1
+            if fault.times <= 0:
+                faults.remove(fault)
+            return fault
+    return None

@@ -335,10 +335,8 @@ def replay(board: Board, arriving: Sequence[Arrival], *, waiting: bool = False) 
                 if number not in started and (waiting or arrival.comes + arrival.stays > now)
             ]
     for number, arrival in enumerate(arriving):
-        tally, devices = (
-            outcome.by_request.setdefault(arrival.request, Tally()),
-            devices_asked(geometries[0], arrival.request),
-        )
+        tally = outcome.by_request.setdefault(arrival.request, Tally())
+        devices = devices_asked(geometries[0], arrival.request)
         tally.pods += 1
         tally.asked += devices * arrival.stays
         if number in started:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import operator
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -267,7 +268,7 @@ def allocate(
     spec = (claim.get("spec") or {}).get("devices") or {}
     requests = [_read_request(request, classes, devices, taken) for request in spec.get("requests") or ()]
     constraints = spec.get("constraints") or ()
-    chosen = next(_choices(requests, constraints, ()), None)
+    chosen = next(_choices(requests, constraints), None)
     if chosen is None:
         raise NotAllocatedError(NOT_ALLOCATED)
     results = [
@@ -413,31 +414,18 @@ def _tolerates(tolerations: Iterable[AnyJson], taint: AnyJson) -> bool:
     )
 
 
-def _choices(requests: Sequence[_Request], constraints: Sequence[AnyJson], chosen: _Chosen) -> Iterator[_Chosen]:
-    """All ways to choose devices for the requests."""
-    if not requests:
+def _choices(requests: Sequence[_Request], constraints: Sequence[AnyJson], chosen: _Chosen = ()) -> Iterator[_Chosen]:
+    """All ways to choose devices for the requests, in the order of their devices."""
+    counts = Counter(name for name, _ in chosen)
+    request = next((each for each in requests if counts[each.name] < each.count), None)
+    if request is None:
         yield chosen
         return
-    first = requests[0]
-    for more in _sets(first.name, first.fitting, first.count, constraints, chosen):
-        yield from _choices(requests[1:], constraints, more)
-
-
-def _sets(
-    request: str, candidates: Sequence[OfferedDevice], count: int, constraints: Sequence[AnyJson], chosen: _Chosen
-) -> Iterator[_Chosen]:
-    """All ways to add ``count`` devices for a request, in the order of the candidates."""
-    if not count:
-        yield chosen
-        return
-    held = {device.id for _, device in chosen}
-    fitting = [
-        candidate
-        for candidate in candidates
-        if candidate.id not in held and _keeps(request, candidate, constraints, chosen)
-    ]
-    for place in range(len(fitting) - count + 1):
-        yield from _sets(request, fitting[place + 1 :], count - 1, constraints, (*chosen, (request, fitting[place])))
+    own, held = [device for name, device in chosen if name == request.name], {device.id for _, device in chosen}
+    later = request.fitting[request.fitting.index(own[-1]) + 1 :] if own else request.fitting
+    left = [each for each in later if each.id not in held and _keeps(request.name, each, constraints, chosen)]
+    for place in range(len(left) - (request.count - counts[request.name]) + 1):
+        yield from _choices(requests, constraints, (*chosen, (request.name, left[place])))
 
 
 def _keeps(request: str, device: OfferedDevice, constraints: Sequence[AnyJson], chosen: _Chosen) -> bool:
