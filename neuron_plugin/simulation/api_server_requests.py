@@ -251,12 +251,8 @@ def take_fault(faults: list[Fault], request: ApiRequest) -> Fault | None:
     """Return the first fault that matches a request, and count it."""
     watch = request.query.get("watch") == "true"
     for fault in faults:
-        match = fault.match
-        if (
-            match.method in {"", request.method}
-            and match.watch in {None, watch}
-            and re.search(match.path, request.path)
-        ):
+        meant = fault.match.method in {"", request.method} and fault.match.watch in {None, watch}
+        if meant and re.search(fault.match.path, request.path):
             fault.times -= 1
             if fault.times <= 0:
                 faults.remove(fault)
