@@ -21,7 +21,7 @@ import msgspec
 from neuron_plugin.allocation import Resource
 from neuron_plugin.allocation.claims import CORE_CLASS, DRA_DRIVER
 from neuron_plugin.allocation.event_reasons import EventReason
-from neuron_plugin.allocation.keys import INVENTORY_KEY, NODE_KEY
+from neuron_plugin.allocation.keys import ALLOCATED_KEY, INVENTORY_KEY, NODE_KEY
 from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER
 from neuron_plugin.allocation.rejection import NODE_REFUSALS
 from neuron_plugin.cluster import DecodeError, Pod
@@ -312,10 +312,10 @@ class SimulatedCluster:
         else:
             await self.scheduler.bind(self.api.get(kinds.PODS, name, "default"), self.worker.name)
 
-    async def wait_for_annotation(self, pod: str, key: str, value: str) -> None:
-        """Wait until a pod's annotation has this value."""
+    async def wait_until_allocated(self, pod: str) -> None:
+        """Wait until the plugin confirms on a pod what it has allocated."""
         async with asyncio.timeout(READY_SECONDS):
-            while self.pod(pod).annotations.get(key) != value:  # noqa: ASYNC110 - polled, as a user would
+            while self.pod(pod).annotations.get(ALLOCATED_KEY) != "true":  # noqa: ASYNC110 - polled, as a user would
                 await asyncio.sleep(0.02)
 
     def pod(self, name: str) -> Pod:

@@ -67,7 +67,6 @@ class KubeletOptions:
     dial_seconds: float = 10.0
     grace_seconds: float = 300.0
     sync_delay: float = 0.1
-    pod_resources_per_second: float = 100.0
     termination_seconds: float = 2.0
     watcher_seconds: float = 1.0
 
@@ -138,7 +137,7 @@ class SimulatedKubelet:
         self.devices.running = self._running
         seconds = options.dial_seconds, options.grace_seconds
         self._clients = PluginClients(self._directory, self.devices, self.checkpoint, self._registrations, *seconds)
-        limit = RateLimit(options.pod_resources_per_second)
+        limit = RateLimit()
         self._pod_resources = PodResourcesService(self.devices, self._pods, self._unknown, limit)
         self._registered_before = frozenset(self.devices.resources())
 
@@ -236,9 +235,9 @@ class SimulatedKubelet:
         """Disconnect a healthy plugin without telling it, as the kubelet's bookkeeping by name can do."""
         await self._clients.disconnect(resource)
 
-    def spoil_checkpoint(self, content: bytes = b"spoiled") -> None:
+    def spoil_checkpoint(self) -> None:
         """Overwrite the checkpoint. A running kubelet replaces it at its next write; a new one forgets allocations."""
-        replace_file(self.checkpoint, content)
+        replace_file(self.checkpoint, b"spoiled")
 
     # Pods.
 

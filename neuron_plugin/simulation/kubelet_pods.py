@@ -206,9 +206,9 @@ class SimulatedCgroups:
 
 
 class RateLimit:
-    """A token bucket: ``per_second`` calls, ``burst`` at once; zero per second is no limit."""
+    """A token bucket of the kubelet's size: ``per_second`` calls, ``burst`` at once; zero per second is no limit."""
 
-    def __init__(self, per_second: float, burst: int = 10) -> None:
+    def __init__(self, per_second: float = 100.0, burst: int = 10) -> None:
         self._per_second = per_second
         self._burst = burst
         self._tokens = float(burst)

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypedDict, TypeVar
 
 import aiohttp
 import msgspec
@@ -132,6 +132,11 @@ def why_apart(pod: BoundPod, placed: Iterable[BoundPod], nodes: Mapping[str, Nod
     )
 
 
+class _Score(TypedDict):
+    Host: str
+    Score: int
+
+
 class SimulatedScheduler:
     """A client of one extender, and an asynchronous context manager."""
 
@@ -168,17 +173,18 @@ class SimulatedScheduler:
         unnamed = dict.fromkeys((name for name in nodes if name not in {*names, *failed, *unresolvable}), _UNRESOLVABLE)
         return FilterAnswer(names, failed, {**unresolvable, **unnamed})
 
-    async def best(self, pod: AnyJson, nodes: Sequence[str]) -> str:
-        """The node with the highest score by the prioritize verb. A single node is not scored.
+    async def prioritize(self, pod: AnyJson, nodes: Sequence[str]) -> dict[str, int]:
+        """The scores by the prioritize verb. A failed call gives none, as in kube-scheduler."""
+        try:
+            answer = await self._call("prioritize", {"Pod": pod, "Nodes": None, "NodeNames": list(nodes)})
+            return {entry["Host"]: entry["Score"] for entry in msgspec.convert(answer or (), list[_Score])}
+        except (ExtenderCallError, msgspec.ValidationError):  # such as 5.0, which Go cannot read into an int64
+            return {}
 
-        Raises:
-            ExtenderCallError: no 200.
-        """
-        if len(nodes) == 1:
-            return nodes[0]
-        answer = await self._call("prioritize", {"Pod": pod, "Nodes": None, "NodeNames": list(nodes)})
-        scores = {entry["Host"]: entry["Score"] for entry in answer or ()}
-        return max(nodes, key=lambda node: int(scores.get(node, 0)))
+    async def best(self, pod: AnyJson, nodes: Sequence[str]) -> str:
+        """The first node with the highest score. A single node is not scored."""
+        scores = await self.prioritize(pod, nodes) if len(nodes) > 1 else {}
+        return max(nodes, key=lambda node: scores.get(node, 0))
 
     async def bind(self, pod: AnyJson, node: str) -> None:
         """The bind verb.

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from neuron_plugin.allocation import Resource
-from neuron_plugin.allocation.keys import ALLOCATED_KEY
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.simulation.cluster import NODE_NAME, SimulatedCluster, pod_manifest
 from neuron_plugin.simulation.cluster_nodes import end_process
@@ -41,7 +40,7 @@ async def placed(cluster: SimulatedCluster, name: str, resource: str, count: int
     assert (await cluster.filter(name)).nodes
     await cluster.bind(name)
     admitted = await cluster.admit(name)
-    await cluster.wait_for_annotation(name, ALLOCATED_KEY, "true")
+    await cluster.wait_until_allocated(name)
     return admitted
 
 

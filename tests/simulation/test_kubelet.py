@@ -201,7 +201,7 @@ async def test_an_identical_list_writes_the_whole_memory_also_during_a_preferred
     async with node(directory, ReadingPlugin(directory)) as (kubelet, plugin):
         assert isinstance(plugin, ReadingPlugin)
         await kubelet.admit(pod("a", wants(1)))
-        kubelet.spoil_checkpoint(b'{"Data":{"PodDeviceEntries":null}}')
+        kubelet.checkpoint.write_text('{"Data":{"PodDeviceEntries":null}}')
         plugin.thinking = asyncio.Event()
         admission = asyncio.create_task(kubelet.admit(pod("b", wants(1))))
         await eventually(lambda: len(plugin.preferences) == 2)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from neuron_plugin.allocation import Resource
-from neuron_plugin.allocation.keys import ALLOCATED_KEY, CORES_KEY, DEVICES_KEY, GATE, NODE_KEY
+from neuron_plugin.allocation.keys import CORES_KEY, DEVICES_KEY, GATE, NODE_KEY
 from neuron_plugin.cli.command import CommandError, Exit, UsageError, program
 from neuron_plugin.cli.main import main
 from neuron_plugin.simulation.commands.simulate import known_types
@@ -221,7 +221,7 @@ async def _schedule(cluster: SimulatedCluster, name: str, containers: Mapping[st
         return
     admitted = await cluster.admit(name)
     _step(9, "the kubelet asks which ids are preferred, then calls Allocate, once for each container")
-    await cluster.wait_for_annotation(name, ALLOCATED_KEY, "true")
+    await cluster.wait_until_allocated(name)
     _step(10, "the plugin prefers the annotated ids, and confirms them on the pod: NEURON_ALLOCATED: true")
     _step(11, "the containers receive:")
     for container in admitted.containers:
