@@ -50,7 +50,9 @@ def answer(objects: ApiObjects, request: ApiRequest) -> Response:
         return Response(406, _OTHER_KINDS)
     target = parse_path(request.path)
     if request.method != "GET":
-        return _write(objects.rehearsal() if _is_dry(request) else objects, request, target)
+        body: AnyJson = request.body if isinstance(request.body, dict) else {}
+        is_dry = request.query.get("dryRun") or (body.get("deleteOptions") or body).get("dryRun")
+        return _write(objects.rehearsal() if is_dry else objects, request, target)
     if target.subresource in _WRITTEN_ONLY:
         raise _not_allowed()
     if target.subresource == "log":
@@ -103,13 +105,6 @@ def unsupported(*accepted: str) -> Refusal:
 
 def _not_allowed() -> Refusal:
     return Refusal(405, "the server does not allow this method on the requested resource")
-
-
-def _is_dry(request: ApiRequest) -> bool:
-    """Whether a write is a dry run, by its query or its delete options."""
-    body: AnyJson = request.body if isinstance(request.body, dict) else {}
-    options = body.get("deleteOptions") or body
-    return bool(request.query.get("dryRun") or options.get("dryRun"))
 
 
 def _write(objects: ApiObjects, request: ApiRequest, target: Target) -> Response:

@@ -46,7 +46,6 @@ from neuron_plugin.simulation.kubelet_pods import (
     PodGoneError,
     PodRejectedError,
     PodResourcesService,
-    RateLimit,
     SimulatedCgroups,
     UnresolvableError,
     received,
@@ -137,8 +136,7 @@ class SimulatedKubelet:
         self.devices.running = self._running
         seconds = options.dial_seconds, options.grace_seconds
         self._clients = PluginClients(self._directory, self.devices, self.checkpoint, self._registrations, *seconds)
-        limit = RateLimit()
-        self._pod_resources = PodResourcesService(self.devices, self._pods, self._unknown, limit)
+        self._pod_resources = PodResourcesService(self.devices, self._pods, self._unknown)
         self._registered_before = frozenset(self.devices.resources())
 
     async def start(self) -> None:

@@ -206,7 +206,7 @@ class SimulatedCgroups:
 
 
 class RateLimit:
-    """A token bucket of the kubelet's size: ``per_second`` calls, ``burst`` at once; zero per second is no limit."""
+    """A token bucket of the kubelet's size: ``per_second`` calls, ``burst`` at once."""
 
     def __init__(self, per_second: float = 100.0, burst: int = 10) -> None:
         self._per_second = per_second
@@ -218,7 +218,7 @@ class RateLimit:
         """Take a token, if there is one."""
         self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._per_second)
         self._filled_at = now
-        if self._per_second and self._tokens < 1:
+        if self._tokens < 1:
             return False
         self._tokens -= 1
         return True
@@ -234,7 +234,7 @@ class PodResourcesService(pb_grpc.PodResourcesListerServicer):
     devices: DeviceManager
     pods: Mapping[str, KubeletPod]
     unknown: Collection[str] = ()
-    limit: RateLimit = field(default_factory=lambda: RateLimit(0, 1))
+    limit: RateLimit = field(default_factory=RateLimit)
 
     async def List(
         self,
