@@ -16,7 +16,7 @@ from statistics import mean, stdev
 from packing_parts.rivals import RIVALS, Bound, RivalBoard
 
 from neuron_plugin.allocation import NodeInfo, PlacementStrategy
-from neuron_plugin.planning import PACK, MoveRules
+from neuron_plugin.planning import MoveRules
 from neuron_plugin.simulation.replay import MIXES, Arrival, Board, arrivals, replay, simulated_node
 from neuron_plugin.topology import catalogue
 
@@ -57,7 +57,7 @@ def board(name: str, instance_type: str, mix: str) -> Board:
         return Bound(nodes)
     if name in RIVALS:
         return RivalBoard(nodes, name, MIXES[mix])
-    return Board(nodes, PACK if name in MOVES else PlacementStrategy(name), MOVES.get(name))
+    return Board(nodes, PlacementStrategy.PACK if name in MOVES else PlacementStrategy(name), MOVES.get(name))
 
 
 def nodes_of(instance_type: str) -> list[NodeInfo]:

@@ -24,7 +24,8 @@ from statistics import mean
 
 from neuron_plugin.allocation import NeuronPod, NodeInfo, PodReference, PodUid
 from neuron_plugin.allocation.group import GroupMember
-from neuron_plugin.planning import Choices, Cluster, Scene, parse_shape
+from neuron_plugin.allocation.shapes import parse_shape
+from neuron_plugin.planning import Choices, Cluster, Scene
 from neuron_plugin.planning.groups import GroupPlan, place_group
 from neuron_plugin.planning.scene import Place
 from neuron_plugin.simulation.replay import devices_asked, simulated_node

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from neuron_plugin.allocation.resources import ranges
-from neuron_plugin.topology import Geometry, Unit, cores_in
+from neuron_plugin.topology import Geometry, Unit
 
 
 def named(noun: str, ids: Iterable[int]) -> str:
@@ -14,11 +14,14 @@ def named(noun: str, ids: Iterable[int]) -> str:
     return f"{noun}{'' if len(numbers) == 1 else 's'} {ranges(numbers)}"
 
 
-def named_ids(geometry: Geometry, mask: int) -> str:
-    """The devices of a mask if it is of whole ones, else its cores."""
-    devices = geometry.whole_devices(mask)
-    is_whole = geometry.devices_mask(devices) == mask
-    return named(Unit.DEVICE, devices) if is_whole else named(Unit.CORE, cores_in(mask))
+def unit_of(geometry: Geometry, mask: int) -> Unit:
+    """By what a set is named: by its devices if it is of whole ones, else by its cores."""
+    return Unit.DEVICE if geometry.devices_mask(geometry.whole_devices(mask)) == mask else Unit.CORE
+
+
+def named_set(unit: str, devices: Iterable[int], cores: Iterable[int]) -> str:
+    """A set by its unit; empty without one."""
+    return named(unit, devices if unit == Unit.DEVICE else cores) if unit else ""
 
 
 def first_of(names: Sequence[object], most: int) -> str:

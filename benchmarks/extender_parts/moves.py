@@ -19,7 +19,7 @@ from neuron_plugin.placement.leadership import Readiness
 from neuron_plugin.placement.planner import MOST_PODS, Planner
 from neuron_plugin.placement.room import Room
 from neuron_plugin.placement.writer import Writer
-from neuron_plugin.planning import RULES
+from neuron_plugin.planning import MoveRules
 from neuron_plugin.topology import Unit
 from tests.support.api_server import StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest
@@ -76,7 +76,7 @@ async def _measure(pipe: Connection, kubeconfig: Path) -> None:
     log_to_nowhere()
     async with await connect(kubeconfig) as api, running(api) as daemon:
         context = Context(api, daemon.state, Readiness({}), "benchmark")
-        planner = Planner(context, Room(context, Writer(context)), rules=RULES, after_seconds=0.0)
+        planner = Planner(context, Room(context, Writer(context)), rules=MoveRules(), after_seconds=0.0)
         seconds = []
         for _ in range(3):
             began = time.process_time()

@@ -53,3 +53,18 @@ class GroupMember:
     sets_ultraserver: bool = False
     spares: int = 0
     preflight: bool = False
+
+
+def spare_key(group: GroupName, number: int) -> str:
+    """The name of a spare node of a group; it differs from every pod's UID."""
+    return f"{'/'.join(group)}#spare.{number}"
+
+
+def rank_key(group: GroupName, rank: tuple[int, ...]) -> str:
+    """The name of a rank of a group; it differs from every pod's UID."""
+    return f"{'/'.join(group)}#{rank_text(rank)}"
+
+
+def rank_text(rank: tuple[int, ...]) -> str:
+    """A rank for people: ``3``, or ``1.3`` where a job or replica has a number, too."""
+    return ".".join(map(str, rank))

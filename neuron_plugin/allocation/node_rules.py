@@ -292,9 +292,14 @@ class NodeUse:
     amounts: Mapping[str, int] = field(default_factory=dict)
     ports: frozenset[HostPort] = frozenset()
 
+    def is_tight(self, node: NodeRules) -> bool:
+        """Whether less than a tenth of the node's CPU or memory is left: another pod may take it before a bind."""
+        taken = ((most, most - self.amounts.get(name, 0)) for name, most in node.allocatable if name in TAKEN_BY_OTHERS)
+        return any(10 * left < most for most, left in taken)
+
 
 NO_USE = NodeUse()
-_TAKEN_BY_OTHERS = frozenset({"cpu", "memory"})
+TAKEN_BY_OTHERS = frozenset({"cpu", "memory"})
 """What pods without Neuron take, too."""
 
 

@@ -355,6 +355,11 @@ def cores_asked(geometry: Geometry, container: ContainerRequest) -> int:
     return container.count * (geometry.cores_per_device if container.resource.unit is Unit.DEVICE else 1)
 
 
+def lasting_cores(request: PodRequest, geometry: Geometry) -> int:
+    """How many cores a pod has for all of its life: other pods get those of plain init containers later."""
+    return sum(cores_asked(geometry, container) for container in request if container.kind is not ContainerKind.INIT)
+
+
 class _Packing:
     """Depth-first over containers, of which like ones stand side by side; remembers dead ends."""
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NewType, Protocol
 
 from neuron_plugin.allocation.claims import PodClaim
-from neuron_plugin.allocation.group import GroupMember, GroupName
+from neuron_plugin.allocation.group import GroupMember, GroupName, rank_key, spare_key
 from neuron_plugin.allocation.keys import DEVICE_NAME_KEY, GATE, MOVABLE_KEY, PLACEMENT_KEY
-from neuron_plugin.allocation.node_rules import NO_LABELS, PodLabels, PodRules
+from neuron_plugin.allocation.node_rules import NO_LABELS, PlacedPod, PodLabels, PodRules
 from neuron_plugin.allocation.placement import Assignment
 from neuron_plugin.allocation.rejection import (
     INVALID_CONSTRAINT,
@@ -122,7 +122,7 @@ class PodLife:
 NO_LIFE = PodLife()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NeuronPod:
     """What decides about a pod: what it asks for, where it is bound, which ids the scheduler assigned to it.
 
@@ -177,34 +177,51 @@ class NeuronPod:
     rules: PodRules = NO_RULES
     claims: tuple[PodClaim, ...] = ()
     life: PodLife = NO_LIFE
-    uid: PodUid = field(init=False, compare=False, repr=False)
-    """The pod's key in every table."""
-    place: str = field(init=False, compare=False, repr=False)
-    """The node that the pod is bound to, or was placed on; empty while it is free to go anywhere."""
-    requests: PodRequest = field(init=False, compare=False, repr=False)
-    """The request, or nothing where it cannot be served."""
-    refusal: Rejection | None = field(init=False, compare=False, repr=False)
-    """Why no node can serve the pod whatever is free: its request, a constraint or its strategy cannot be read."""
 
-    def __post_init__(self) -> None:
-        requests = () if isinstance(self.request, Rejection) else self.request
-        said = (
-            self.request,
-            requests[0].constraints if requests else None,
-            self.strategy,
-            self.member.unreadable if self.member else None,
-        )
-        object.__setattr__(self, "uid", self.reference.uid)
-        object.__setattr__(self, "place", self.node or self.promised)
-        object.__setattr__(self, "requests", requests)
-        object.__setattr__(
-            self, "refusal", next((rejection for rejection in said if isinstance(rejection, Rejection)), None)
-        )
+    @cached_property
+    def uid(self) -> PodUid:
+        """The pod's key in every table."""
+        return self.reference.uid
+
+    @cached_property
+    def place(self) -> str:
+        """The node that the pod is bound to, or was placed on; empty while it is free to go anywhere."""
+        return self.node or self.promised
+
+    @cached_property
+    def requests(self) -> PodRequest:
+        """The request, or nothing where it cannot be served."""
+        return () if isinstance(self.request, Rejection) else self.request
+
+    @cached_property
+    def refusal(self) -> Rejection | None:
+        """Why no node can serve the pod whatever is free: its request, a constraint or its strategy cannot be read."""
+        constraints = self.requests[0].constraints if self.requests else None
+        said = self.request, constraints, self.strategy, self.member.unreadable if self.member else None
+        return next((rejection for rejection in said if isinstance(rejection, Rejection)), None)
 
     @property
     def group(self) -> GroupName | None:
         """The group that the pod is placed with."""
         return self.member.group if self.member else None
+
+    @property
+    def owner(self) -> str:
+        """The pod's controller, as NAMESPACE/KIND/NAME."""
+        return f"{self.reference.namespace}/{self.controller}"
+
+    @property
+    def kept_keys(self) -> tuple[str, ...]:
+        """The names of what may be reserved for the pod: its own, that of its rank in its group, and its spares."""
+        if (member := self.member) is None:
+            return (self.uid,)
+        rank = () if member.rank is None else (rank_key(member.group, member.rank),)
+        return (self.uid, *rank, *(spare_key(member.group, number) for number in range(1, member.spares + 1)))
+
+    def on(self, node: str) -> PlacedPod:
+        """The pod as it counts on a node where it is, or would be."""
+        rules = self.rules
+        return PlacedPod(node, self.labels, self.node == node, self.terminating, rules.anti_affinity, rules.claims)
 
     @property
     def made_again(self) -> bool:
@@ -240,6 +257,28 @@ class NeuronPod:
     def gated(self) -> bool:
         """Whether our gate holds the pod back."""
         return GATE in self.rules.gates
+
+
+def in_rank_order(pods: Iterable[NeuronPod]) -> list[NeuronPod]:
+    """The pods of a group by their ranks, and then those without one by their names."""
+
+    def key(pod: NeuronPod) -> tuple[bool, tuple[int, ...], str]:
+        rank = pod.member.rank if pod.member else None
+        return rank is None, rank or (), pod.reference.name
+
+    return sorted(pods, key=key)
+
+
+def current_members(pods: Iterable[NeuronPod]) -> list[NeuronPod]:
+    """The pods of a group as it is now.
+
+    A replica of a LeaderWorkerSet that was made again has the name of the last one. Some pods of that one may still be
+    there; they were made before its leader.
+    """
+    members = [pod for pod in pods if not pod.terminating]
+    leaders = [pod.created for pod in members if pod.member and pod.member.leader_worker_set and pod.member.leads]
+    since = max(leaders, default=0.0)
+    return [pod for pod in members if pod.created >= since]
 
 
 def node_label(node: str) -> str:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from argparse import ArgumentParser, Namespace
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import msgspec
 
 from neuron_plugin.cli.cluster import (
     LIST,
@@ -33,11 +35,12 @@ from neuron_plugin.cli.command import (
     show,
     show_again,
 )
-from neuron_plugin.cluster import ApiResource, ApiServer, ClusterError, Reflector
-from neuron_plugin.cluster.api import PAGE_SECONDS
+from neuron_plugin.cluster import ApiRequest, ApiResource, ApiServer, ClusterError, Reflector
+from neuron_plugin.cluster.api import PAGE_SECONDS, send
 from neuron_plugin.cluster.client import Source, connect
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.monitor.look import look, read_leader
+from neuron_plugin.monitor.plan import PlanOptions, PlanReport, plan
 from neuron_plugin.monitor.views import NEURON_NODES, NEURON_PODS, NodeView, PodView, node_view, pod_view
 from neuron_plugin.placement.informers import Informers
 from neuron_plugin.placement.state import ClusterState
@@ -52,10 +55,14 @@ SETTLE_SECONDS = 0.5
 
 
 class Views(NamedTuple):
-    """All nodes by name, and all live pods that ask for Neuron by namespace and name."""
+    """All nodes by name, and all live pods that ask for Neuron by namespace and name.
+
+    ``reasons`` says why pods wait, by NAMESPACE/NAME, where pods are asked for.
+    """
 
     nodes: Sequence[NodeView]
     pods: Sequence[PodView]
+    reasons: Mapping[str, str] = {}
 
 
 def add_view_flags(parser: ArgumentParser) -> None:
@@ -64,13 +71,10 @@ def add_view_flags(parser: ArgumentParser) -> None:
     add_cluster_flags(parser, *LIST, *LOOK)
 
 
-def cluster_views(arguments: Namespace, kind: ApiResource[Any], *, leases: bool) -> Iterator[Views]:
+def cluster_views(arguments: Namespace, kind: ApiResource[Any]) -> Iterator[Views]:
     """The cluster once, or with ``--watch`` again after each change, until the caller stops.
 
     ``--selector`` leaves out those of the ``kind``, NODES or PODS, that have other labels.
-
-    Without ``leases`` no plugin is judged by its Lease. What the Leases say of containers is shown either way, to whom
-    may read them.
 
     Raises:
         CommandError: the API server or the extender does not answer, refuses, or answers something else.
@@ -83,10 +87,10 @@ def cluster_views(arguments: Namespace, kind: ApiResource[Any], *, leases: bool)
     async def updates() -> AsyncIterator[Views]:
         async with await connect(source) as api:
             if url:
-                found = _asked(api)
+                found = _asked(api, pods=kind is PODS)
             else:
                 types, namespace = types_from(arguments), await lease_namespace_of(api, arguments)
-                found = _worked_out(api, types, namespace, judge=leases, watch=arguments.watch)
+                found = _worked_out(api, types, namespace, pods=kind is PODS, watch=arguments.watch)
             async for views in found:
                 yield await _selected(api, kind, arguments.selector, views) if arguments.selector else views
 
@@ -109,37 +113,51 @@ def cluster_views(arguments: Namespace, kind: ApiResource[Any], *, leases: bool)
             last = views
 
 
-async def _asked(extender: ApiServer) -> AsyncIterator[Views]:
+async def _asked(extender: ApiServer, *, pods: bool) -> AsyncIterator[Views]:
     """What the monitor API lists, and then again after each change."""
+
+    async def views() -> Views:
+        found = _sorted(nodes.values.values(), asking.values.values())
+        if not pods or all(pod.place for pod in found.pods):
+            return found
+        request = ApiRequest("GET", "/plan", {"mostVictims": "0"})
+        answer = await send(extender, request, timeout_seconds=PAGE_SECONDS)
+        return found._replace(reasons=msgspec.json.decode(answer, type=PlanReport).why_waiting)
+
     nodes: Reflector[NodeView, NodeView] = Reflector(extender, NEURON_NODES, lambda node: node)
-    pods: Reflector[PodView, PodView] = Reflector(extender, NEURON_PODS, lambda pod: pod)
+    asking: Reflector[PodView, PodView] = Reflector(extender, NEURON_PODS, lambda pod: pod)
     news = asyncio.Event()
-    for followed in (nodes, pods):
+    for followed in (nodes, asking):
         await followed.list_consistently(PAGE_SECONDS)
         followed.subscribe(lambda *_: news.set())
-    yield _sorted(nodes.values.values(), pods.values.values())
-    tasks = [asyncio.create_task(followed.run(), name="follow the extender") for followed in (nodes, pods)]
+    yield await views()
+    tasks = [asyncio.create_task(followed.run(), name="follow the extender") for followed in (nodes, asking)]
     try:
         while True:
             await news.wait()  # no deadline: until Ctrl-C
             await asyncio.sleep(SETTLE_SECONDS)
             news.clear()
-            yield _sorted(nodes.values.values(), pods.values.values())
+            yield await views()
     finally:
         for task in tasks:
             task.cancel()
 
 
 async def _worked_out(
-    api: ApiServer, types: Catalogue, lease_namespace: str, *, judge: bool, watch: bool
+    api: ApiServer, types: Catalogue, lease_namespace: str, *, pods: bool, watch: bool
 ) -> AsyncIterator[Views]:
     """What an extender would list, and then again after each change.
 
     A watch begins as an extender does: that a plugin is silent shows when its Lease was seen to run out.
     """
-    surveyed = await look(api, types, lease_namespace="" if watch else lease_namespace, judge=judge)
+
+    async def views(state: ClusterState) -> Views:
+        reasons = (await plan(state, PlanOptions(most_victims=0))).why_waiting if pods else {}
+        return views_of(state)._replace(reasons=reasons)
+
+    surveyed = await look(api, types, lease_namespace="" if watch else lease_namespace)
     if not watch:
-        yield views_of(surveyed)
+        yield await views(surveyed)
         return
     state = ClusterState()
     informers = Informers(api, state, types, lease_namespace=lease_namespace)
@@ -153,7 +171,7 @@ async def _worked_out(
                 await read_leader(api, state, lease_namespace)
             if state.changes.version != seen:
                 seen = state.changes.version
-                yield views_of(state)
+                yield await views(state)
             await state.changes.wait(seen, within_seconds=LEADER_SECONDS)
             await asyncio.sleep(SETTLE_SECONDS)
     finally:

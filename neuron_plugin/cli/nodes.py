@@ -94,7 +94,7 @@ def add_flags(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> None:
     """Print the nodes once, or for as long as they are watched."""
     form = Form(arguments.output)
-    for number, views in enumerate(cluster_views(arguments, NODES, leases=True)):
+    for number, views in enumerate(cluster_views(arguments, NODES)):
         report = report_of(views, arguments.nodes, everything=arguments.all)
         report = msgspec.structs.replace(report, nodes=in_order(report.nodes, arguments.sort_by))
         bare = arguments.no_headers

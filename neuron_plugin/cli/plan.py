@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from neuron_plugin.allocation.shapes import DemandError
 from neuron_plugin.allocation.utilization import duration_text
 from neuron_plugin.cli.cluster import (
     LOOK,
@@ -39,9 +40,9 @@ from neuron_plugin.cli.command import (
     table,
 )
 from neuron_plugin.cluster.pods import PODS
-from neuron_plugin.monitor.plan import PlanOptions, PlanReport, UnknownNodeError, plan
-from neuron_plugin.planning import RULES, DemandError, Standing
-from neuron_plugin.wording import first_of, plural
+from neuron_plugin.monitor.plan import MoveReport, PlanOptions, PlanReport, UnknownNodeError, plan
+from neuron_plugin.planning import MoveRules, Standing
+from neuron_plugin.wording import first_of, named_set, plural
 
 MOST_PODS = 3
 """Pods named that wait for the same reason; the others are counted."""
@@ -91,7 +92,7 @@ def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--by-priority", action="store_true", help=by_priority)
     most = "pods that one move may evict (default: %(default)s)"
     parser.add_argument(
-        "--most-victims", type=int, choices=range(1, 17), default=RULES.most_victims, metavar="N", help=most
+        "--most-victims", type=int, choices=range(1, 17), default=MoveRules().most_victims, metavar="N", help=most
     )
     from_file = "nodes and pods from a file, in place of a running cluster"
     parser.add_argument("-f", "--filename", type=Path, metavar="FILE", help=from_file)
@@ -162,7 +163,7 @@ def _idle_lines(report: PlanReport, *, bare: bool) -> Iterator[Line]:
                 "POD": container.pod,
                 "CONTAINER": container.container,
                 "NODE": container.node,
-                "IDS": container.ids.replace(" ", ":"),
+                "IDS": named_set(container.unit, container.devices, container.cores).replace(" ", ":"),
                 "IDLE": duration_text(now - container.idle_since.timestamp()),
                 "DEVICE-HOURS": f"{container.device_hours:.1f}",
                 "MEMORY": f"{container.memory_bytes / 2**30:.1f}Gi",
@@ -182,11 +183,15 @@ def _unknown_text(report: PlanReport) -> str:
 
 
 def _drain_lines(report: PlanReport, *, bare: bool) -> Iterator[Line]:
-    rows: list[Row] = [{"POD": move.pod, "NODE": move.target, "IDS": move.ids} for move in report.drained]
+    rows: list[Row] = [{"POD": move.pod, "NODE": move.target, "IDS": _moved(move)} for move in report.drained]
     rows += [{"POD": name, "NODE": "", "IDS": (report.reasons[name], "bold red")} for name in report.stuck]
     yield from table(rows, bare=bare)
     if report.warnings and not bare:
         yield from plain("", *report.warnings)
+
+
+def _moved(move: MoveReport) -> str:
+    return named_set(move.unit, move.devices, move.cores)
 
 
 def _lines(report: PlanReport, *, bare: bool) -> Iterator[Line]:
@@ -201,7 +206,7 @@ def _lines(report: PlanReport, *, bare: bool) -> Iterator[Line]:
                 "STANDING": (pod.standing, style),
                 "NODE": pod.node,
                 "LOST": f"{pod.lost:.1f}" if pod.moves else "",
-                "IDS": pod.ids.replace(" ", ":"),
+                "IDS": named_set(pod.unit, pod.devices, pod.cores).replace(" ", ":"),
                 "NEEDS": f"move {plural(len(pod.moves), 'pod')}" if pod.moves else "",
             }
         )
@@ -209,7 +214,7 @@ def _lines(report: PlanReport, *, bare: bool) -> Iterator[Line]:
     if bare:
         return
     below = [
-        f"for {pod.pod}: {move.pod} from {move.source} to {move.target}, {move.ids}"
+        f"for {pod.pod}: {move.pod} from {move.source} to {move.target}, {_moved(move)}"
         for pod in report.waiting
         for move in pod.moves
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -37,7 +37,7 @@ columns:
            (waiting, and handed to its scheduler without a place); Promised (it has a node and devices
            and is not bound yet); Bound (there without an assignment yet); Assigned (the scheduler's
            choice); Allocated (the kubelet has recorded it); Terminating; and what is wrong with the
-           pod's request, its assignment or its devices"""
+           pod's request, its assignment or its devices, or why it waits: see neuron-plugin explain"""
 
 EXAMPLES = """
 neuron-plugin pods
@@ -47,6 +47,9 @@ neuron-plugin pods -A --node worker-1 -o wide
 neuron-plugin pods -A -o json | jq '.pods[] | select(.status.phase == "Waiting") | .metadata.name'
 neuron-plugin plan --idle                  # what nothing uses, the largest first
 """
+
+
+NO_REASONS: Mapping[str, str] = {}
 
 
 class PodTotals(msgspec.Struct, frozen=True, rename="camel"):
@@ -68,11 +71,12 @@ class PodTotals(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class PodsReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The document of ``pods``; its pods are the monitor API's NeuronPods."""
+    """The document of ``pods``; its pods are the monitor API's NeuronPods. ``reasons`` says why some of them wait."""
 
     version: int = 1
     pods: Sequence[PodView]
     totals: PodTotals
+    reasons: Mapping[str, str] = {}
 
 
 def add_flags(parser: ArgumentParser) -> None:
@@ -92,10 +96,10 @@ def run(arguments: Namespace) -> None:
     form, node, labels = Form(arguments.output), arguments.node, arguments.selector
     place = {f"in namespace {namespace}": namespace, f"on node {node}": node, f"with labels {labels}": labels}
     where = " ".join(["no live pod", *(text for text, given in place.items() if given), "asks for Neuron"])
-    for number, views in enumerate(cluster_views(arguments, PODS, leases=False)):
+    for number, views in enumerate(cluster_views(arguments, PODS)):
         if node and node not in {view.name for view in views.nodes}:
             raise no_such("node", node, (view.name for view in views.nodes if view.spec.devices))
-        report = report_of(in_order(_chosen(views, names, namespace, node), arguments.sort_by))
+        report = report_of(in_order(_chosen(views, names, namespace, node), arguments.sort_by), views.reasons)
         others = sorted({pod.metadata.namespace for pod in views.pods if node in {"", pod.place}})
         nothing = f"{where}; such pods are in {', '.join(others)}: give -n or -A" if others else where
         lines, listed = pod_lines(form, report, bare=arguments.no_headers), [f"pod/{pod.name}" for pod in report.pods]
@@ -114,8 +118,8 @@ def _chosen(views: Views, names: set[str], namespace: str, node: str) -> list[Po
     ]
 
 
-def report_of(pods: Iterable[PodView]) -> PodsReport:
-    """The document of some pods."""
+def report_of(pods: Iterable[PodView], reasons: Mapping[str, str] = NO_REASONS) -> PodsReport:
+    """The document of some pods; ``reasons`` are those of any that wait."""
     shown = tuple(pods)
     devices, cores, idle = set[tuple[str, int]](), set[tuple[str, int]](), set[tuple[str, int]]()
     for pod in shown:
@@ -135,18 +139,20 @@ def report_of(pods: Iterable[PodView]) -> PodsReport:
         promised=sum(pod.status.phase == "Promised" for pod in shown),
         idle_devices=len(idle),
     )
-    return PodsReport(pods=shown, totals=totals)
+    own = {name: reasons[name] for pod in shown if (name := f"{pod.metadata.namespace}/{pod.name}") in reasons}
+    return PodsReport(pods=shown, totals=totals, reasons=own)
 
 
 def pod_lines(form: Form, report: PodsReport, *, bare: bool = False) -> list[Line]:
     """A row for each container, and the totals; ``bare`` without headers and totals."""
     rows, now = list[Row](), time.time()
     for pod in report.pods:
+        name = f"{pod.metadata.namespace}/{pod.name}"
         has = {container.name: container for container in pod.status.containers}
         for demand in pod.spec.containers or (None,):
             ids = has.get(demand.name) if demand else None
             cells: dict[str, str | tuple[str, str]] = {
-                "POD": f"{pod.metadata.namespace}/{pod.name}",
+                "POD": name,
                 "CONTAINER": demand.name if demand else "",
                 "NODE": pod.place,
                 "REQUEST": f"{demand.resource.rpartition('/')[2]}:{demand.count}" if demand else "",
@@ -163,7 +169,9 @@ def pod_lines(form: Form, report: PodsReport, *, bare: bool = False) -> list[Lin
                 used = f"{ids.utilization.memory_bytes / 2**30:.1f}Gi" if ids and ids.utilization.known else ""
                 cells |= {"KIND": demand.kind if demand else "", "PRIORITY": str(pod.spec.priority), "MEMORY": used}
             status = pod.status
-            state = ": ".join(filter(None, (status.state, status.problem or status.released_plainly)))
+            state = ": ".join(
+                filter(None, (status.state, status.problem or status.released_plainly or report.reasons.get(name)))
+            )
             style = "bold red" if status.problem else "green" if status.state == "Allocated" else "yellow"
             rows.append(cells | {"STATE": (state, style)})
     total = report.totals

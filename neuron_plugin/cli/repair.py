@@ -33,7 +33,7 @@ from neuron_plugin.cluster.writes import evict_pod
 from neuron_plugin.monitor.plan import UnknownNodeError
 from neuron_plugin.monitor.repair import DevicePod, RepairReport, repair_report
 from neuron_plugin.plugin.cordon import CordonError, change_disabled
-from neuron_plugin.wording import named, plural
+from neuron_plugin.wording import named, named_set, plural
 
 DESCRIPTION = """\
 Take devices of a node out of service, and say who has them, where those pods would go, and whether
@@ -158,9 +158,9 @@ def _lines(report: RepairReport, *, evicting: bool) -> Iterator[Line]:
         rows.append(
             {
                 "POD": name,
-                "HAS": pod.ids.replace(" ", ":"),
+                "HAS": named_set(pod.unit, pod.devices, pod.cores).replace(" ", ":"),
                 "NODE": pod.target,
-                "IDS": pod.target_ids.replace(" ", ":"),
+                "IDS": named_set(pod.target_unit, pod.target_devices, pod.target_cores).replace(" ", ":"),
                 "NOTE": report.refused.get(name) or ("evicted" if name in report.evicted else pod.reason),
             }
         )

@@ -26,8 +26,8 @@ from neuron_plugin.cli.command import (
 )
 from neuron_plugin.cluster import ApiServer
 from neuron_plugin.monitor.usage import By, SinceError, UsageOptions, UsageReport, UsageRow, usage_report
+from neuron_plugin.placement.account import AccountError, DeviceState, read_account
 from neuron_plugin.placement.device_hours import CONFIG_MAP, read_written
-from neuron_plugin.planning.device_hours import AccountError, DeviceState, read_account
 
 DESCRIPTION = """\
 Show whose Neuron devices were busy, idle or held in the last hours or days, and how many were free or

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from neuron_plugin.allocation.budgets import Budget
 from neuron_plugin.allocation.node_rules import NodeSelectorTerm, Requirement
 from neuron_plugin.allocation.pod import is_movable
+from neuron_plugin.allocation.volumes import ZONE_LABELS, Claim, StorageClass, Volume
 from neuron_plugin.cluster.objects import ApiObject, ApiResource, Wire
 from neuron_plugin.cluster.pod_wire import WireLabelSelector, WireNodeSelector
-from neuron_plugin.planning.budgets import Budget
-from neuron_plugin.planning.volumes import ZONE_LABELS, Claim, StorageClass, Volume
 
 _SELECTED_NODE = "volume.kubernetes.io/selected-node"
 _CLASS = "volume.beta.kubernetes.io/storage-class"

@@ -1,4 +1,4 @@
-"""What people and dashboards see of the state: views, the monitor API, explanations and the time line.
+"""The state for people and dashboards: views, the monitor API, explanations and the time line.
 
 Nothing is decided here.
 """

@@ -1,11 +1,11 @@
 """The monitor API: ``neuronnodes`` and ``neuronpods``, to list and to watch as Kubernetes resources are.
 
 Read-only, for people, dashboards and controllers; ``views`` has the objects. Lists carry a resourceVersion, watches go
-on from one, bookmarks move it, and a client that falls behind gets the 410 that every Kubernetes client answers with a
-new list. Both collections can be had in one list and one watch: a browser opens six connections to a host, for all of
-its pages. Answers are worked out in threads, from records that do not change: thousands of objects take some tenths of
-a second, and the scheduler must not wait for a dashboard. The health port serves it without credentials, so lists are
-worked out one at a time, and watches are limited.
+on from one, and bookmarks move it. A client that falls behind gets the 410 that every Kubernetes client answers with a
+new list. One list and one watch can have both collections: a browser opens only six connections to a host, for all of
+its pages. Threads make the answers from immutable records: thousands of objects take some tenths of a second, and the
+scheduler must not wait for a dashboard. The health port serves the API without credentials, so lists are made one at a
+time, and watches are limited.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from neuron_plugin.placement.leadership import SYNCED, Readiness
 from neuron_plugin.placement.state import ClusterState
 
 MOST_WATCHES = 200
-"""At one time; each is sent every change, whether anybody reads it or not."""
+"""Watches at a time; each is sent every change, even if no one reads it."""
 
 Kinds = tuple[str, ...]
 """The kinds of a collection."""
@@ -41,7 +41,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _QueryError(ValueError):
-    """A query parameter that is not understood; the text names it and what was expected."""
+    """A query parameter that is not understood; the text names it and the expected form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class MonitorTimes:
     """Seconds. ``bookmark`` is between two bookmarks: the live page says after ten without news that it is not live.
 
     No watch lasts longer than ``longest_watch``. Changes are sent every ``gather``, to all watchers at once: they come
-    in groups, and each group is encoded once. The verb that a change leads to is mostly answered before. For
-    ``shared`` a list of an unchanged version is given to everybody: renewals of Leases change no version.
+    in groups, and each group is encoded once. The scheduler's call that caused a change is mostly answered before. A
+    list is shared for ``shared`` if its version is unchanged: renewals of Leases change no version.
     """
 
     bookmark: float = 5.0
@@ -155,7 +155,7 @@ class Monitor:
         clock = asyncio.get_running_loop().time
         times, ends, marked = self._times, clock() + seconds, clock()
         while True:
-            if lines:  # one write per batch; it waits while the client does not read, and the changes go on without it
+            if lines:  # one write per batch; it waits while the client does not read, and changes go on meanwhile
                 with suppress(ConnectionResetError):  # the client has gone
                     await response.write(lines)
             gone = request.transport is None or request.transport.is_closing()
@@ -183,7 +183,7 @@ class Monitor:
         return await asyncio.shield(shared), version
 
     def _current(self, kinds: Kinds) -> list[StateChange]:
-        """The records of the moment, as the changes that would bring them about."""
+        """The present records, as changes that add them."""
         nodes = self._state.nodes.items() if _NODE in kinds else ()
         pods = self._state.pods.items() if _POD in kinds else ()
         version_of = self._changes.version_of
@@ -193,7 +193,7 @@ class Monitor:
     def _events(self, changes: Iterable[StateChange], kinds: Kinds) -> bytes:
         """The events of these changes for a watcher of a collection.
 
-        Pods of a node are shown again when what is wrong with its devices has changed.
+        Pods of a node are shown again when the problems of its devices have changed.
         """
         lines = []
         for change in changes:
@@ -208,7 +208,7 @@ class Monitor:
         return b"".join(lines)
 
     def _view(self, change: StateChange) -> object:
-        """The object after the change, or as it was last; of a change there is always one of them."""
+        """The object after the change, or before it if it is gone; every change has one of them."""
         record = change.after or change.before
         if isinstance(record, NodeInfo):
             return node_view(self._state, record, change.version)

@@ -1,4 +1,4 @@
-"""The events about a pod or a node, read from the API server when somebody looks at it: nothing here keeps events."""
+"""The events about a pod or a node, read from the API server on request: nothing here keeps events."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def pod_events(api: ApiServer, namespace: str, name: str) -> EventsView:
 
 
 async def events_about(api: ApiServer, kind: str, name: str, namespace: str = "") -> EventsView:
-    """Read them, of a node in all namespaces; a refusal, as for a missing right, is a part of the answer."""
+    """Read the events, for a node in all namespaces; a refusal, as for a missing right, is a part of the answer."""
     about = Scope(namespace, field_selector=f"involvedObject.kind={kind},involvedObject.name={name}")
     try:
         events = [

@@ -1,7 +1,7 @@
-"""A judgement of one pod, for people: where it fits, or why it waits; of a pod that has its devices, how they are.
+"""A judgement of one pod, for people: where it fits, or why it waits; for a placed pod, the state of its devices.
 
-Nothing is judged here: ``planning/judgement`` is printed. An explanation is worked out from records that do not change,
-in a thread: thousands of nodes take some tenths of a second, and no other call waits for it.
+Nothing is judged here: ``planning/judgement`` is printed. An explanation is made from immutable records, in a thread:
+thousands of nodes take some tenths of a second, and no other call waits for it.
 """
 
 from __future__ import annotations
@@ -13,22 +13,21 @@ import msgspec
 
 from neuron_plugin.allocation import NeuronPod, PodRequest, Rejection
 from neuron_plugin.allocation.keys import GATE, PREFIX
+from neuron_plugin.allocation.placement import lasting_cores
 from neuron_plugin.allocation.pod import assigned_allocations
 from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.monitor.network import DomainView, NodeRoom, domain_tree, rooms_of
 from neuron_plugin.monitor.views import pod_problem, why_released
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.planning import Cluster, Scene, Standing, judge_all
-from neuron_plugin.planning.groups import lasting_cores
-from neuron_plugin.planning.judgement import note_of
-from neuron_plugin.planning.node_answers import BlockedSet, NodeAnswer, node_answers
+from neuron_plugin.planning.node_answers import NodeAnswer, node_answers
 from neuron_plugin.topology import cores_in
 from neuron_plugin.wording import first_of, named, plural
 
 MOST_SETS = 4
 """Sets shown for each container on a node: those with the fewest pods in their way; the others are counted."""
 MOST_NODES = 3
-"""Nodes shown in text of those that give the same answer; the others are counted."""
+"""Nodes with the same answer that are shown in text; the others are counted."""
 MOST_NAMES = 10
 """Pods named when another one is not known; the others are counted."""
 MOST_HOLDERS = 5
@@ -38,10 +37,10 @@ MOST_DOMAINS = 3
 
 
 class SetView(msgspec.Struct, frozen=True, rename="camel"):
-    """A set of a container, and what is in its way if anything is.
+    """A set of a container, and its obstacles, if any.
 
-    ``unit`` is ``device`` or ``core``. ``holders`` are pods that have a part of it. No pod's end would change the state
-    of ``unhealthy_devices`` and ``disabled_devices``.
+    ``unit`` is ``device`` or ``core``. ``holders`` are pods that have a part of it. The end of a pod does not free
+    ``unhealthy_devices`` and ``disabled_devices``.
     """
 
     container: str
@@ -53,9 +52,9 @@ class SetView(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class NodeExplanation(msgspec.Struct, frozen=True, rename="camel"):
-    """One node's answer: all its ``reasons`` against the pod, and the ``sets`` that are free for it all the same.
+    """One node's answer: all its ``reasons`` against the pod, and the ``sets`` that are free for it nevertheless.
 
-    ``blocked`` has what is in the way if nothing is free, and ``more_blocked`` how many such sets are not shown.
+    ``blocked`` has the occupied sets if none is free, and ``more_blocked`` the number of those not shown.
     """
 
     node: str
@@ -70,7 +69,7 @@ class NodeExplanation(msgspec.Struct, frozen=True, rename="camel"):
 class GroupDomain(DomainView, frozen=True, rename="camel"):
     """A domain of the level that matters to a group, without its parts.
 
-    ``group_pods`` of the group are there, and ``spares`` nodes that are kept for pods of it that are lost.
+    ``group_pods`` is the number of its pods there, and ``spares`` the number of its spare nodes.
     """
 
     group_pods: int = 0
@@ -78,12 +77,13 @@ class GroupDomain(DomainView, frozen=True, rename="camel"):
 
 
 class Explanation(msgspec.Struct, frozen=True, rename="camel"):
-    """A pod as it is judged. ``standing`` is one of ``planning.Standing``, or ``placed`` for a pod that has its place.
+    """The judgement of a pod. ``standing`` is one of ``planning.Standing``, or ``placed`` for a pod that has its place.
 
-    ``sentence`` says why it waits, or where it is and how its devices are; ``helps`` what would help, ``move`` which
-    move of other pods would make room, or that room is being made. ``in_the_way`` are the pods that hold what is
-    nearest to being free. ``gate`` says what our scheduling gate, or its end, means for a pod that is not bound. Of a
-    pod of a group ``domains`` are those parts of the network that matter, and ``more_domains`` how many are not shown.
+    ``sentence`` says why it waits, or where it is and the state of its devices. ``helps`` says what would help,
+    ``move`` which move of other pods would make room, or that room is being made. ``in_the_way`` are the pods that hold
+    the set nearest to being free. ``gate`` says what our scheduling gate, or its end, means for a pod that is not
+    bound. For a pod of a group, ``domains`` are the relevant parts of the network, and ``more_domains`` how many are
+    not shown.
     """
 
     pod: str
@@ -101,17 +101,16 @@ class Explanation(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A pod, and all that an explanation of it depends on, as of one moment.
+    """A pod, and all facts that its explanation depends on, as of one moment.
 
     ``bound_to`` is the node that the pod is bound to, being bound to or was placed on. ``released`` says why it was
-    handed to its scheduler without a place. ``refusal`` is why no node can serve the pod, ``move`` that room is being
-    made for it, and ``problem`` what is wrong with the devices that it has. ``now`` is in unix seconds.
+    handed to its scheduler without a place. ``move`` says that room is being made for it, and ``problem`` what is wrong
+    with its devices. ``now`` is in unix seconds.
     """
 
     cluster: Cluster
     pod: NeuronPod
     bound_to: str
-    refusal: Rejection | None
     move: str = ""
     released: str = ""
     problem: str = ""
@@ -119,7 +118,7 @@ class Question(msgspec.Struct, frozen=True):
 
 
 def question(state: ClusterState, pod: NeuronPod, now: float = 0.0) -> Question:
-    """What an explanation of a pod needs of the state as it is now."""
+    """The facts of the present state that an explanation of a pod needs."""
     move = ""
     if kept := state.reserved.get(pod.uid):
         info, cores = state.nodes.get(kept.node), f"Cores {ranges(cores_in(kept.mask))} of node {kept.node}"
@@ -128,17 +127,17 @@ def question(state: ClusterState, pod: NeuronPod, now: float = 0.0) -> Question:
         move = f"{cores} are reserved for it: it is placed there {when}."
     bound_to, released = state.bound_to(pod.uid) or pod.node, why_released(state, pod)
     problem = pod_problem(state, pod)
-    return Question(state.snapshot(), pod, bound_to, state.refusal(pod), move, released, problem, now)
+    return Question(state.snapshot(), pod, bound_to, move, released, problem, now)
 
 
 class UnknownPodError(Exception):
-    """There is no such pod; the text names those that there are."""
+    """There is no such pod; the text names the existing ones."""
 
 
 def find_pod(state: ClusterState, namespace: str, name: str) -> NeuronPod:
-    """The live Neuron pod of a name; the one that is not terminating where a name is there twice.
+    """The live Neuron pod of a name; if there are two, the one that is not terminating.
 
-    The name of a group stands for a pod of it, one that waits if any does.
+    The name of a group stands for one of its pods, a waiting one if any.
 
     Raises:
         UnknownPodError: there is no such pod.
@@ -151,7 +150,7 @@ def find_pod(state: ClusterState, namespace: str, name: str) -> NeuronPod:
 
 
 def unknown_pod_text(known: Iterable[str], namespace: str, name: str) -> str:
-    """That none of the ``known`` live pods has a name, and which there are: of that name, else in the namespace."""
+    """The text that no ``known`` live pod has a name, with the pods of that name elsewhere, else of the namespace."""
     pods = sorted(known)
     alike = [pod for pod in pods if pod.endswith(f"/{name}")]
     near = alike or [pod for pod in pods if pod.startswith(f"{namespace}/")] or pods
@@ -160,7 +159,7 @@ def unknown_pod_text(known: Iterable[str], namespace: str, name: str) -> str:
 
 
 def explain(asked: Question) -> Explanation:
-    """A pod as it is judged, with every node's answer; those where it fits first."""
+    """The judgement of a pod, with every node's answer; nodes where it fits come first."""
     pod = asked.pod
     name, scheduler, request = str(pod.reference), pod.rules.scheduler_name, request_text(pod.requests)
     gate = _gate_text(asked)
@@ -172,8 +171,8 @@ def explain(asked: Question) -> Explanation:
         return Explanation(
             name, request, "placed", text, scheduler=scheduler, gate=gate, domains=domains, more_domains=more
         )
-    if asked.refusal:
-        return Explanation(name, request, Standing.NEVER, str(asked.refusal), scheduler=scheduler, gate=gate)
+    if refusal := asked.cluster.refusal(pod):
+        return Explanation(name, request, Standing.NEVER, str(refusal), scheduler=scheduler, gate=gate)
     if not pod.requests:
         sentence = "The pod asks for no Neuron resource: it fits every node."
         return Explanation(name, "", Standing.FITS, sentence, scheduler=scheduler)
@@ -188,7 +187,7 @@ def explain(asked: Question) -> Explanation:
         tuple(nodes),
         scheduler,
         judged.helps,
-        asked.move or (f"{note_of(judged.move)}." if judged.move else ""),
+        asked.move or (f"{judged.move.note}." if judged.move else ""),
         tuple(map(str, judged.in_the_way)),
         gate,
         domains,
@@ -197,7 +196,7 @@ def explain(asked: Question) -> Explanation:
 
 
 def _domains_of_group(scene: Scene, pod: NeuronPod) -> list[GroupDomain]:
-    """The domains of the level that a pod's group wishes for, else of the lowest that could hold it.
+    """The domains of the level that a pod's group wishes for, else of the lowest level that could hold it.
 
     Those with its pods come first, then those with the most free.
     """
@@ -237,7 +236,7 @@ def _group_domain(
 
 
 def _how_far(node: NodeExplanation) -> tuple[object, ...]:
-    """By which nodes are put in order: where the pod fits first, then where the least is in its way."""
+    """The sort key of nodes: first where the pod fits, then by how little is in its way."""
     in_the_way = [_weight(blocked) for blocked in node.blocked]
     return not node.fits, not (node.sets or node.blocked), len(node.reasons), in_the_way, node.node
 
@@ -246,28 +245,26 @@ def _explained(answer: NodeAnswer) -> NodeExplanation:
     free = (
         SetView(part.request.name, part.request.resource.unit, tuple(ids)) for part, ids in answer.ids_of_placement()
     )
-    by_container = defaultdict[str, list[BlockedSet]](list)
+    by_container = defaultdict[str, list[SetView]](list)
     for blocked in answer.blocked:
-        by_container[blocked.container].append(blocked)
-    shown = [blocked for sets in by_container.values() for blocked in sets[:MOST_SETS]]
+        holders = (*map(str, blocked.holders), *(f"{pod} (reserved)" for pod in blocked.reserved_for))
+        broken = blocked.unhealthy, blocked.disabled
+        view = SetView(blocked.container, blocked.unit, blocked.ids, holders, *broken)
+        by_container[blocked.container].append(view)
+    shown = [view for sets in by_container.values() for view in sets[:MOST_SETS]]
     return NodeExplanation(
         answer.name,
         answer.fits,
         answer.reasons,
         tuple(free),
-        tuple(map(_blocked, shown)),
+        tuple(shown),
         len(answer.blocked) - len(shown),
         answer.details,
     )
 
 
-def _blocked(blocked: BlockedSet) -> SetView:
-    holders = (*map(str, blocked.holders), *(f"{pod} (reserved)" for pod in blocked.reserved_for))
-    return SetView(blocked.container, blocked.unit, blocked.ids, holders, blocked.unhealthy, blocked.disabled)
-
-
 def _gate_text(asked: Question) -> str:
-    """What our gate means for a pod: why it is held back, or what its end without a place means."""
+    """The effect of our gate on a pod: why it is held back, or what the gate's end without a place means."""
     pod = asked.pod
     if pod.node or pod.terminating:
         return ""
@@ -281,7 +278,7 @@ def _gate_text(asked: Question) -> str:
 
 
 def _bound_text(asked: Question) -> str:
-    """Where a pod is or was placed, what it has there, and what is wrong with that."""
+    """Where a pod is or was placed, its devices there, and their problems."""
     pod, name = asked.pod, asked.bound_to
     text = f"The pod is bound, or being bound, to {name}"
     info = asked.cluster.nodes.get(name)
@@ -302,7 +299,7 @@ def _bound_text(asked: Question) -> str:
 
 
 def request_text(request: PodRequest) -> str:
-    """What each container asks for, for people."""
+    """The request of each container, as text."""
     texts = []
     for container in request:
         amounts = [f"{amount} {PREFIX}{name}" for name, amount in container.amounts]
@@ -314,9 +311,9 @@ def request_text(request: PodRequest) -> str:
 
 
 def explain_text(explanation: Explanation, names: Collection[str] = ()) -> str:
-    """An explanation as lines of text; of the nodes of these ``names`` alone, if there are any.
+    """An explanation as lines of text; with ``names``, only of these nodes.
 
-    Nodes that give the same answer are shown once and counted. Of those that only differ in what is in the way the
+    Nodes that give the same answer are shown once and counted. Of nodes that differ only in what blocks the pod, the
     first ones are shown.
     """
     scheduler = f" (schedulerName: {explanation.scheduler})" if explanation.scheduler else ""
@@ -367,7 +364,7 @@ def _node_lines(node: NodeExplanation, *, several: bool) -> Iterator[str]:
     verdict = f"fits, would get {sets}" if node.fits else free + "; ".join(node.reasons)
     yield f"{node.node}: {verdict}"
     yield from (f"  {detail}" for detail in node.details)
-    together = defaultdict[tuple[str, str], list[str]](list)  # sets with the same in their way stand in one line
+    together = defaultdict[tuple[str, str], list[str]](list)  # sets with the same obstacles stand in one line
     for blocked in node.blocked:
         held = f"held by {first_of(blocked.holders, MOST_HOLDERS)}" if blocked.holders else ""
         broken = f"unhealthy or missing: {ranges(blocked.unhealthy_devices)}" if blocked.unhealthy_devices else ""

@@ -1,4 +1,4 @@
-"""What containers have and do not use: what could be asked back of their owners. Nothing is ever taken for it."""
+"""Devices that containers have and do not use: their owners could be asked for them. They are never taken away."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from neuron_plugin.allocation.utilization import ContainerUtilization
 from neuron_plugin.monitor.views import time_at
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.topology import Geometry, cores_in
-from neuron_plugin.wording import named_ids
+from neuron_plugin.wording import unit_of
 
 _HOUR = 3600
 
 
 class IdleReport(msgspec.Struct, frozen=True, rename="camel"):
-    """What one container has and has not used since ``idle_since``.
+    """The devices of one container that are idle since ``idle_since``.
 
-    ``device_hours`` is how much that is: so many devices, or parts of them, for so long. ``controller`` makes the pod
-    again, as KIND/NAME; empty without one. ``ids`` is a text for people.
+    ``device_hours`` is the idle amount: devices, or parts of them, times hours. ``controller`` makes the pod again, as
+    KIND/NAME; empty without one. ``unit`` is ``device`` of whole devices, else ``core``.
     """
 
     pod: str
@@ -28,7 +28,7 @@ class IdleReport(msgspec.Struct, frozen=True, rename="camel"):
     node: str
     devices: tuple[int, ...]
     cores: tuple[int, ...]
-    ids: str
+    unit: str
     idle_since: datetime
     device_hours: float
     memory_bytes: int
@@ -36,9 +36,9 @@ class IdleReport(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def idle_containers(state: ClusterState, now: float, namespace: str = "") -> tuple[list[IdleReport], int]:
-    """The idle containers, the most device-hours first, and of how many others it is not known what they do.
+    """The idle containers, the most device-hours first, and the number of containers with unknown use.
 
-    Of one ``namespace``, if any is given. A plain init container has ended by the time at which anybody looks.
+    Only of ``namespace``, if given. Plain init containers do not count: they have ended by the time of a look.
     """
     reports, unknown = list[IdleReport](), 0
     for name, info in state.nodes.items():
@@ -65,7 +65,7 @@ def _report(
         node=pod.node,
         devices=tuple(devices),
         cores=tuple(cores),
-        ids=named_ids(geometry, allocation.mask),
+        unit=unit_of(geometry, allocation.mask),
         idle_since=since,
         device_hours=round(hours * len(cores) / geometry.cores_per_device, 3),
         memory_bytes=used.memory_bytes,

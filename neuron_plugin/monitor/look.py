@@ -1,7 +1,7 @@
-"""One look at the cluster for somebody who waits for the answer.
+"""One look at the cluster for a caller who waits for the answer.
 
-Whether a plugin is silent shows for certain only to who watches its Lease for as long as it lasts: no clocks of two
-machines are compared. A look from a desk compares them where they leave no doubt, and watches only where they do.
+Only a watch of its Lease for the Lease's whole duration shows for certain that a plugin is silent: this compares no
+clocks of two machines. A single look compares clocks if they leave no doubt, and watches only if they do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SKEW_SECONDS = 30.0
 
 
 async def look(api: ApiServer, types: Catalogue, *, lease_namespace: str = "", judge: bool = True) -> ClusterState:
-    """What an extender that starts now would know. To ``judge`` plugins takes seconds if clocks leave a doubt.
+    """The state of an extender that starts now. To ``judge`` plugins takes seconds if clocks leave a doubt.
 
     Raises:
         ClusterError: the API server refused, did not answer, or its answer cannot be read.
@@ -44,17 +44,17 @@ async def look(api: ApiServer, types: Catalogue, *, lease_namespace: str = "", j
 
 
 async def read_leader(api: ApiServer, state: ClusterState, lease_namespace: str) -> None:
-    """Bring into a state that is followed what the leader says in its Lease now; nothing where that cannot be read."""
+    """Read the leader's Lease into a followed state; an unreadable one changes nothing."""
     request = ApiRequest("GET", LEASES.item(LEADER_LEASE, lease_namespace))
     with suppress(ClusterError):
         see_leader(state, LEASES.decode(await send(api, request, timeout_seconds=PAGE_SECONDS)))
 
 
 def silent_plugins(leases: Iterable[Lease], now: float) -> frozenset[str] | None:
-    """The nodes whose plugins renew their Leases no more; None where the clocks leave a doubt.
+    """The nodes whose plugins no longer renew their Leases; None if the clocks leave a doubt.
 
-    ``leases`` are all of the namespace: the newest renewal of any says what time it is in the cluster, too. A plugin is
-    alive by our clock, ``now``, or by that; it is silent only by both, with room for what clocks may differ.
+    ``leases`` are all of the namespace: their newest renewal gives the cluster's time. A plugin is alive by our clock,
+    ``now``, or by the cluster's time. It is silent only by both, with room for differences of clocks.
     """
     renewed = [(lease, _seconds(lease.renewed_at)) for lease in leases if lease.renewed_at]
     newest, silent = max((at for _, at in renewed), default=0.0), list[Lease]()

@@ -1,4 +1,4 @@
-"""What is free in each part of the network: one tree for ``nodes --tree``, the page and explanations."""
+"""The free devices in each part of the network: one tree for ``nodes --tree``, the page and explanations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from neuron_plugin.planning.domains import domains_of
 
 
 class NodeRoom(NamedTuple):
-    """One node: level and name of each of its domains, the broadest first; its free devices, and all."""
+    """One node: level and name of each of its domains, the broadest first; its free devices, and all its devices."""
 
     name: str
     domains: tuple[tuple[str, str], ...]
@@ -24,7 +24,7 @@ class NodeRoom(NamedTuple):
 class DomainView(msgspec.Struct, frozen=True, rename="camel"):
     """A part of the network: how many ``nodes`` it has, and how many of them are free as a ``whole``.
 
-    ``parts`` are the domains in it, and ``members`` the nodes that are in none of these. The whole network has no name.
+    ``parts`` are the domains in it, and ``members`` the nodes outside these. The whole network has no name.
     """
 
     level: str = ""
@@ -38,12 +38,12 @@ class DomainView(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def room_of(node: NodeView) -> NodeRoom:
-    """Of a node as it is shown."""
+    """The room of a node view."""
     return NodeRoom(node.name, tuple(node.spec.domains.items()), node.status.device_counts.free, node.spec.devices)
 
 
 def rooms_of(nodes: Iterable[NodeInfo], levels: Iterable[str]) -> list[NodeRoom]:
-    """Of nodes as they are known, those that have Neuron; ``levels`` are labels that name the network's levels."""
+    """The rooms of nodes with Neuron; ``levels`` are labels that name the network's levels."""
     named = tuple(levels)
     return [
         NodeRoom(
@@ -58,7 +58,7 @@ def rooms_of(nodes: Iterable[NodeInfo], levels: Iterable[str]) -> list[NodeRoom]
 
 
 def domain_tree(rooms: Iterable[NodeRoom], level: str = "", name: str = "", depth: int = 0) -> DomainView:
-    """The domain of these nodes, of which the first ``depth`` domains are left out."""
+    """The domain of these nodes; the first ``depth`` domains of each node are left out."""
     listed, members, parts = list(rooms), list[str](), dict[tuple[str, str], list[NodeRoom]]()
     for room in listed:
         if depth < len(room.domains):

@@ -1,7 +1,7 @@
 """``GET /inspect[/NODE]``, ``/explain/NAMESPACE/POD``, ``/plan`` and ``/usage``: for people at a terminal.
 
-Plain text by default, JSON for ``?format=json``; plan and usage are always JSON. Answers that take long are worked out
-in threads, from records that do not change: only the request waits for them.
+Plain text by default, JSON for ``?format=json``; plan and usage are always JSON. Slow answers are made in threads, from
+immutable records: only the request waits for them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from prometheus_client import Metric
 
 from neuron_plugin.allocation import NodeInfo
 from neuron_plugin.allocation.resources import ranges
+from neuron_plugin.allocation.shapes import DemandError
 from neuron_plugin.cluster import ApiServer
 from neuron_plugin.monitor.api import Monitor
 from neuron_plugin.monitor.explain import UnknownPodError, explain, explain_text, find_pod, question
@@ -26,7 +27,6 @@ from neuron_plugin.monitor.use import use_metric
 from neuron_plugin.monitor.views import node_view
 from neuron_plugin.placement.leadership import CONDITION, Readiness
 from neuron_plugin.placement.state import ClusterState
-from neuron_plugin.planning import DemandError
 from neuron_plugin.topology import cores_in
 
 _HEADINGS = ("NODE", "TYPE", "FREE DEVICES", "ALLOCATED CORES", "PODS", "STATE")
@@ -41,13 +41,13 @@ class MonitorPages:
         self._monitors: list[Monitor] = []
 
     def routes(self, state: ClusterState, api: ApiServer, ready: Readiness) -> list[web.RouteDef]:  # noqa: ARG002 - a protocol
-        """What is served."""
+        """The routes of all pages."""
         monitor = Monitor(state, ready)
         self._monitors.append(monitor)
         return [*monitor.routes(), *inspection_routes(state, ready)]
 
     def guard(self) -> list[Middleware]:
-        """Nothing is asked of callers."""
+        """No middleware: callers need no credentials."""
         return []
 
     def metrics(self, state: ClusterState, *, leading: bool) -> Iterable[Metric]:
@@ -118,7 +118,7 @@ def inspection_routes(state: ClusterState, ready: Readiness) -> list[web.RouteDe
 
 
 def inspect_text(nodes: Iterable[NodeInfo], *, details: bool) -> str:
-    """A table of nodes; with ``details`` also who has what, and why a node is closed."""
+    """A table of nodes; with ``details`` also the pods on their devices, and why a node is closed."""
     rows, below = [_HEADINGS], []
     for info in nodes:
         cells = ("-", "-", "-", "-")

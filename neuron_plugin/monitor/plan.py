@@ -1,4 +1,4 @@
-"""What a plan says: what would make room for waiting pods, what a drain takes, and how many more pods fit.
+"""Plans: how to make room for waiting pods, how to drain a node, and how many more pods fit.
 
 The extender's ``/plan``, the command line at an API server, and a cluster in a file are planned by this one function.
 """
@@ -14,10 +14,10 @@ import msgspec
 from neuron_plugin.allocation import NeuronPod, Placement, PodReference, PodUid
 from neuron_plugin.allocation.node_rules import PodRules
 from neuron_plugin.allocation.placement import placement_mask
+from neuron_plugin.allocation.shapes import parse_shape, shape_text
 from neuron_plugin.monitor.idle import IdleReport, idle_containers
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.planning import (
-    RULES,
     Cluster,
     Judgement,
     MoveRules,
@@ -27,24 +27,22 @@ from neuron_plugin.planning import (
     drain,
     how_many_fit,
     judge_all,
-    parse_shape,
-    shape_text,
 )
 from neuron_plugin.topology import Unit, cores_in
-from neuron_plugin.wording import named
 
 MOST_NAMES = 10
 """Nodes named when another one is not known."""
 
 
 class UnknownNodeError(ValueError):
-    """The node of a drain has no Neuron devices, or is not there."""
+    """The node of a drain has no Neuron devices, or does not exist."""
 
 
 class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What to plan: the waiting pods, a ``drain`` of a node, a pod of a ``shape`` such as ``neuron=4``, or nothing.
 
-    ``idle``: list what containers have and do not use. ``namespace``: report only waiting pods and containers of it.
+    ``idle``: list containers' unused devices. ``namespace``: report only its waiting pods and containers.
+    ``most_victims`` of 0: no move is looked for.
     """
 
     namespace: str = ""
@@ -53,13 +51,13 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     shape: str = ""
     priority: int = 0
     by_priority: bool = False
-    most_victims: int = RULES.most_victims
+    most_victims: int = MoveRules().most_victims
 
 
 class MoveReport(msgspec.Struct, frozen=True, rename="camel"):
     """One pod that goes from a node to another, or to another set of the same, with its new ids.
 
-    ``ids`` is a text for people: whole devices, or cores.
+    ``unit`` is what it asks for: ``device`` or ``core``.
     """
 
     pod: str
@@ -67,13 +65,14 @@ class MoveReport(msgspec.Struct, frozen=True, rename="camel"):
     target: str
     devices: tuple[int, ...]
     cores: tuple[int, ...]
-    ids: str = ""
+    unit: str = ""
 
 
 class PodReport(msgspec.Struct, frozen=True, rename="camel"):
-    """The prospects of a pod. Without a ``node`` there are none, and ``reason`` says why. ``lost`` in device-hours.
+    """The planned place of a pod. Without a ``node``, ``reason`` says why there is none. ``lost`` is in device-hours.
 
-    ``in_the_way`` are pods, and ``lacks`` is for how many pods of its group there is no room.
+    ``sentence`` begins the reason: why the pod waits, without what would help. ``in_the_way`` are pods, and ``lacks``
+    is the number of its group's pods without room.
     """
 
     pod: str
@@ -85,17 +84,17 @@ class PodReport(msgspec.Struct, frozen=True, rename="camel"):
     lost: float
     moves: tuple[MoveReport, ...]
     reason: str = ""
-    ids: str = ""
+    unit: str = ""
     in_the_way: tuple[str, ...] = ()
     lacks: int = 0
+    sentence: str = ""
 
 
 class PlanReport(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """The document. ``fitting`` is how many pods of the shape fit each node, ``stuck`` what cannot be drained.
+    """The document. ``fitting`` is how many pods of the shape fit each node; ``stuck`` pods cannot be drained.
 
-    ``reasons`` says why, of the stuck ones. ``warnings`` say what ``kubectl drain`` would say. ``idle`` are containers
-    that use nothing of what they have, the most device-hours first, and ``unknown`` is of how many containers it is not
-    known.
+    ``reasons`` says why pods are stuck. ``warnings`` are those of ``kubectl drain``. ``idle`` are containers that use
+    none of their devices, the most device-hours first; ``unknown`` is the number of containers with unknown use.
     """
 
     version: int = 1
@@ -110,12 +109,17 @@ class PlanReport(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 
     @property
     def pods(self) -> Iterable[str]:
-        """The pods that it is about, each once, as NAMESPACE/NAME."""
+        """The pods in the report, each once, as NAMESPACE/NAME."""
         about = [pod.pod for pod in self.waiting] + [move.pod for move in self.drained]
         return dict.fromkeys([*about, *self.stuck, *(container.pod for container in self.idle)])
 
+    @property
+    def why_waiting(self) -> dict[str, str]:
+        """Why pods without room wait, by NAMESPACE/NAME."""
+        return {pod.pod: pod.sentence for pod in self.waiting if pod.sentence}
+
     def of(self, names: Container[str]) -> PlanReport:
-        """What it says of these pods."""
+        """The part of the report about these pods."""
         return msgspec.structs.replace(
             self,
             waiting=tuple(pod for pod in self.waiting if pod.pod in names),
@@ -135,8 +139,7 @@ async def plan(state: ClusterState, options: PlanOptions) -> PlanReport:
     """Plan with a state.
 
     Raises:
-        DemandError: the shape is none.
-        UnknownNodeError: the node of the drain is not there.
+        DemandError: the shape is none. UnknownNodeError: the node of the drain does not exist.
     """
     if options.idle:
         idle, unmeasured = idle_containers(state, time.time(), options.namespace)
@@ -152,15 +155,15 @@ async def plan(state: ClusterState, options: PlanOptions) -> PlanReport:
         neuron = tuple((container.resource.value, container.count * 1000) for container in shape)
         reference = PodReference(PodUid("new"), "", "new pod")
         waiting = [NeuronPod(reference, shape, priority=options.priority, rules=PodRules(neuron=neuron))]
-    rules = MoveRules(options.most_victims, options.by_priority)
+    rules = MoveRules(options.most_victims, options.by_priority) if options.most_victims else None
     judged = await asyncio.to_thread(judge_all, Scene(cluster), waiting, now=time.time(), rules=rules)
-    if options.namespace and not shape:  # all are judged: what is promised to one is not there for the next
+    if options.namespace and not shape:  # all are judged: a set promised to one pod is not free for the next
         judged = [judgement for judgement in judged if judgement.pod.reference.namespace == options.namespace]
     return _reported(cluster, judged, how_many_fit(cluster, waiting[0]) if shape else {})
 
 
 def unknown_node(state: ClusterState, name: str) -> UnknownNodeError:
-    """The error about a node that is not there, or has no Neuron devices; it names those that are."""
+    """The error about a node that does not exist, or has no Neuron devices; it names the existing ones."""
     names = sorted(name for name, info in state.nodes.items() if info.inventory)
     there = f"there are {', '.join(names[:MOST_NAMES])}{' and others' * (len(names) > MOST_NAMES)}"
     return UnknownNodeError(f"there is no node {name}: {there if names else 'none has Neuron devices'}")
@@ -184,7 +187,7 @@ def _reported(cluster: Cluster, judged: Iterable[Judgement], fitting: dict[str, 
 def _pod_report(cluster: Cluster, judged: Judgement) -> PodReport:
     move = judged.move
     node, placement = (move.node, move.placement) if move else judged.place or ("", ())
-    devices, cores, ids = _id_texts(cluster, node, placement) if node else ((), (), "")
+    devices, cores, unit = _set_of(cluster, node, placement) if node else ((), (), "")
     return PodReport(
         _name(judged.pod),
         shape_text(judged.pod.requests),
@@ -195,28 +198,28 @@ def _pod_report(cluster: Cluster, judged: Judgement) -> PodReport:
         round(move.loss, 3) if move else 0.0,
         tuple(move_report(cluster, victim) for victim in move.victims) if move else (),
         "" if move else judged.text,
-        ids,
+        unit,
         tuple(map(str, judged.in_the_way)),
         judged.lacks,
+        judged.sentence,
     )
 
 
 def move_report(cluster: Cluster, relocation: Relocation) -> MoveReport:
     """A relocation for people."""
-    texts = _id_texts(cluster, relocation.target, relocation.placement)
-    return MoveReport(_name(relocation.pod), relocation.source, relocation.target, *texts)
+    has = _set_of(cluster, relocation.target, relocation.placement)
+    return MoveReport(_name(relocation.pod), relocation.source, relocation.target, *has)
 
 
 def _name(pod: NeuronPod) -> str:
     return str(pod.reference) if pod.reference.namespace else pod.reference.name
 
 
-def _id_texts(cluster: Cluster, node: str, placement: Placement) -> tuple[tuple[int, ...], tuple[int, ...], str]:
-    """The devices that some sets touch, their cores, and a text for people."""
+def _set_of(cluster: Cluster, node: str, placement: Placement) -> tuple[tuple[int, ...], tuple[int, ...], str]:
+    """The devices that some sets touch, their cores, and the unit that was asked for."""
     inventory, mask = cluster.nodes[node].inventory, placement_mask(placement)
     if inventory is None:
         return (), (), ""
     devices, cores = inventory.geometry.devices_touched(mask), cores_in(mask)
     in_devices = all(container.request.resource.unit is Unit.DEVICE for container in placement)
-    unit, ids = (Unit.DEVICE, list[int](devices)) if in_devices else (Unit.CORE, list[int](cores))
-    return tuple(map(int, devices)), tuple(map(int, cores)), named(unit, ids)
+    return tuple(map(int, devices)), tuple(map(int, cores)), Unit.DEVICE if in_devices else Unit.CORE

@@ -1,4 +1,4 @@
-"""What a repair of devices takes: which pods have them, where those would go, and whether the devices are empty.
+"""The plan for a repair of devices: the pods that have them, their next places, and whether the devices are empty.
 
 ``neuron-plugin repair`` prints it. Nothing is decided here: where a pod would go is the search of moves and drains.
 """
@@ -16,15 +16,15 @@ from neuron_plugin.monitor.plan import UnknownNodeError, move_report, unknown_no
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.planning import drain
 from neuron_plugin.topology import cores_in
-from neuron_plugin.wording import named, named_ids
+from neuron_plugin.wording import named, unit_of
 
 
 class DevicePod(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A pod that has one of the devices, with all that it has on the node. Without ``controller`` it is not made again.
+    """A pod that has one of the devices, with all its devices there. Without ``controller`` it is not made again.
 
-    ``target`` is where it would go now, with what it would have there: another node, or the same one. ``ids`` and
-    ``target_ids`` are texts for people. ``reason`` says what is in the way of its move. ``evictable``: an eviction
-    moves it. It is False of a pod that ends anyway, is not bound yet or is static.
+    ``target`` is the node where it would go now, maybe the same one. The units are ``device`` of whole devices, else
+    ``core``. ``reason`` says why it cannot move. ``evictable``: an eviction moves it. It is False if the pod ends
+    anyway, is not bound yet or is static.
     """
 
     namespace: str
@@ -32,12 +32,12 @@ class DevicePod(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     uid: str
     devices: tuple[int, ...]
     cores: tuple[int, ...]
-    ids: str
+    unit: str
     controller: str
     target: str = ""
     target_devices: tuple[int, ...] = ()
     target_cores: tuple[int, ...] = ()
-    target_ids: str = ""
+    target_unit: str = ""
     reason: str = ""
     evictable: bool = True
 
@@ -45,9 +45,8 @@ class DevicePod(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 class RepairReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The document. ``disabled``: no new pod gets the devices. ``unhealthy`` says by device why it is not handed out.
 
-    ``held_down`` are those on which a process of an ended pod lives. ``warnings`` are what would hold evictions up.
-    ``empty``: no pod has any of the devices. ``evicted`` are pods that end now, ``refused`` says by pod why it was not
-    evicted.
+    ``held_down`` devices still have a process of an ended pod. ``warnings`` name obstacles to evictions. ``empty``: no
+    pod has any of the devices. ``evicted`` are pods that end now; ``refused`` says by pod why it was not evicted.
     """
 
     version: int = 1
@@ -67,7 +66,7 @@ def repair_report(state: ClusterState, name: str, devices: Collection[int]) -> R
     """Look at a state of the caller's own; in it, ``devices`` of the node are disabled from now on.
 
     Raises:
-        UnknownNodeError: there is no such node or device, or it is not known what the node has.
+        UnknownNodeError: there is no such node or device, or the node's devices are unknown.
     """
     info = state.nodes.get(name)
     if info is None or (inventory := info.inventory) is None:
@@ -94,12 +93,12 @@ def repair_report(state: ClusterState, name: str, devices: Collection[int]) -> R
                 uid=uid,
                 devices=tuple(geometry.devices_touched(had)),
                 cores=tuple(cores_in(had)),
-                ids=named_ids(geometry, had),
+                unit=unit_of(geometry, had),
                 controller=pod.controller if pod.made_again else "",
                 target=move.target if move else "",
                 target_devices=move.devices if move else (),
                 target_cores=move.cores if move else (),
-                target_ids=move.ids if move else "",
+                target_unit=move.unit if move else "",
                 reason=never or stuck.get(uid, "") or _not_made_again(pod),
                 evictable=not never,
             )

@@ -1,4 +1,4 @@
-"""The account of device-hours as it is shown: who had devices in the last hours or days, and what the rest was."""
+"""The shown account of device-hours: the owners of devices in the last hours or days, and the state of the rest."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Literal
 
 import msgspec
 
-from neuron_plugin.planning.device_hours import DAY, HOUR, MOST_DAYS, PARTS, Account
+from neuron_plugin.placement.account import DAY, HOUR, MOST_DAYS, PARTS, Account
 
 By = Literal["namespace", "workload", "node", "state"]
 _UNITS = {"h": HOUR, "d": DAY}
 
 
 class SinceError(ValueError):
-    """A duration that is not understood; the text names it and what was expected."""
+    """A duration that is not understood; the text names it and the expected form."""
 
 
 class UsageOptions(msgspec.Struct, frozen=True):
-    """What is asked for: the last ``since``, such as ``36h`` or ``7d``, and ``by`` what it is added up."""
+    """The query: the duration ``since``, such as ``36h`` or ``7d``, and the key ``by`` of the sums."""
 
     since: str = "7d"
     by: By = "namespace"
@@ -40,7 +40,7 @@ class UsageOptions(msgspec.Struct, frozen=True):
 
 
 class UsageRow(msgspec.Struct, frozen=True, rename="camel"):
-    """The device-hours of one name and type, by state. What ``by`` does not name is empty, as is a missing owner."""
+    """The device-hours of one name and type, by state. A missing owner is empty, as are fields outside ``by``."""
 
     namespace: str
     workload: str
@@ -50,7 +50,7 @@ class UsageRow(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class UsageReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The document of ``usage``. ``device_hours`` is the sum of all rows: what all nodes had, in use or not."""
+    """The document of ``usage``. ``device_hours`` is the sum of all rows: all devices of all nodes, used or not."""
 
     version: int = 1
     by: By

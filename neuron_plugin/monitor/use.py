@@ -1,7 +1,7 @@
 """How many devices of the cluster are used, now and in the hours before.
 
-A replica counts for itself and forgets when it ends. The same counts are a metric, so a Prometheus that scrapes it
-remembers them, and may be asked for what was before this replica began.
+A replica counts for itself and forgets when it ends. The same counts are a metric, so a Prometheus that scrapes it can
+give the counts from before this replica's start.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from neuron_plugin.topology import free_sets
 
 USE_METRIC = "neuron_extender_devices"
 ASK_SECONDS = 10.0
-"""For an answer of Prometheus."""
+"""Time limit for an answer of Prometheus."""
 
 _HELP = (
     "Devices by state, each in one: used (of pods that work), broken (of pods, and unhealthy or missing); without pods "
@@ -29,15 +29,15 @@ _HELP = (
 
 
 class UseError(Exception):
-    """Prometheus did not say what was used; the text says why not."""
+    """Prometheus did not give the counts; the text says why."""
 
 
 class Use(NamedTuple):
     """How many devices of the cluster are in use at a time (Unix seconds). Each device counts once.
 
-    ``used`` are those of pods that work, ``broken`` those of pods that are unhealthy or missing. ``free`` are healthy
-    and in the largest free set of their node, ``unlinked`` are free beside it. ``other`` are without pods and may not
-    be used: unhealthy, missing, disabled, reserved, or on a node that is closed.
+    Pods have ``used`` devices that work, and ``broken`` ones that are unhealthy or missing. ``free`` are healthy and in
+    the largest free set of their node, ``unlinked`` are free outside it. ``other`` are without pods and may not be
+    used: unhealthy, missing, disabled, reserved, or on a closed node.
     """
 
     at: int
@@ -67,7 +67,7 @@ def use_of(infos: Iterable[NodeInfo], at: int) -> Use:
 
 
 def use_metric(infos: Iterable[NodeInfo]) -> GaugeMetricFamily:
-    """The counts of now as a metric; without ``infos`` it has no values."""
+    """The present counts as a metric; without ``infos`` it has no values."""
     family, nodes = GaugeMetricFamily(USE_METRIC, _HELP, labels=["state"]), list(infos)
     for state, count in zip(_STATES, use_of(nodes, 0)[1:], strict=True) if nodes else ():
         family.add_metric([state], count)
@@ -88,10 +88,10 @@ class _Answer(msgspec.Struct):
 
 
 async def past_use(prometheus_url: str, since: float, until: float, step_seconds: float) -> list[Use]:
-    """What a Prometheus remembers of the metric between two times (Unix seconds), oldest first.
+    """The values of the metric in Prometheus between two times (Unix seconds), oldest first.
 
     Raises:
-        UseError: it did not answer, or said something else.
+        UseError: it did not answer, or its answer cannot be read.
     """
     query = {"query": f"max by (state) ({USE_METRIC})", "start": since, "end": until, "step": step_seconds}
     url = f"{prometheus_url.rstrip('/')}/api/v1/query_range"

@@ -1,8 +1,8 @@
-"""NeuronNode and NeuronPod: what the monitor API, ``/inspect`` and the command line show of a node and of a pod.
+"""NeuronNode and NeuronPod: a node and a pod as the monitor API, ``/inspect`` and the command line show them.
 
-The shapes are an interface: keys are added, and none is renamed or removed. All keys are always there; what is not
-known is empty, 0, or of a time None. Ids are the host's, ascending; times are to the second and in UTC. A view is
-worked out from records that do not change, so any thread may do it.
+The shapes are an interface: keys are added, and none is renamed or removed. All keys are always there; unknown values
+are empty or 0, unknown times None. Ids are the host's, ascending; times are to the second and in UTC. A view is made
+from immutable records, so any thread may make it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from neuron_plugin.allocation.utilization import ContainerUtilization, Utilizati
 from neuron_plugin.cluster import ApiResource
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.planning.domains import domains_of
-from neuron_plugin.planning.judgement import doubt_text
 from neuron_plugin.topology import CoreMask, Geometry, Unit, cores_in, free_sets, valid_sets
 from neuron_plugin.wording import named
 
@@ -32,9 +31,9 @@ API_VERSION = "neuron-plugin.io/v1"
 NODE_LABEL = "neuron-plugin.io/node"
 NAMESPACE_LABEL = "neuron-plugin.io/namespace"
 _MOST_MASKS = 8192
-"""Of so many masks the ids are remembered."""
+"""Masks whose ids are remembered."""
 _LATEST = datetime.max.replace(tzinfo=UTC).timestamp()
-"""The end of year 9999; annotations can say that something was later."""
+"""The end of year 9999; annotations can name later times."""
 
 
 class _Part(msgspec.Struct, frozen=True, rename="camel", gc=False):
@@ -52,7 +51,7 @@ class ViewMetadata(_Part, frozen=True, omit_defaults=True):
 
 
 class _View(_Part, frozen=True):
-    """An object of the monitor API, with what a ``Reflector`` asks of a record."""
+    """An object of the monitor API, with the properties that a ``Reflector`` needs."""
 
     api_version: str = API_VERSION
     kind: str = ""
@@ -75,11 +74,11 @@ class _View(_Part, frozen=True):
 
 
 class NodeViewSpec(_Part, frozen=True):
-    """A node's hardware. All is empty where it is not known. ``logical_core_size`` is the LNC in force.
+    """A node's hardware; unknown values are empty. ``logical_core_size`` is the LNC in force.
 
-    ``block_sizes`` are the device counts that are handed out as aligned blocks; without any every run will do.
-    ``core_block_sizes`` are those of slices of cores where they differ, as on Trn2 and Trn3. ``domains`` are the parts
-    of the network that the node's labels name, by their levels, the broadest first.
+    ``block_sizes`` are the device counts that are handed out as aligned blocks; if empty, any run is valid.
+    ``core_block_sizes`` are the same for slices of cores, if they differ, as on Trn2 and Trn3. ``domains`` are the
+    parts of the network in the node's labels, by level, the broadest first.
     """
 
     instance_type: str = ""
@@ -96,10 +95,10 @@ class NodeViewSpec(_Part, frozen=True):
 
 
 class UtilizationView(_Part, frozen=True):
-    """How much a container uses its cores, or the containers of a device use it; nothing is where it is not ``known``.
+    """How much a container uses its cores, or the containers of a device use it; empty if not ``known``.
 
     ``busy_percent``: how much of the last minutes the cores executed, on average over them; of a device over all its
-    cores, held or not. ``idle_since`` is None as long as something was executed lately.
+    cores, held or not. ``idle_since`` is None while the cores executed lately.
     """
 
     known: bool = False
@@ -109,7 +108,7 @@ class UtilizationView(_Part, frozen=True):
 
 
 class Holder(_Part, frozen=True):
-    """A pod that has cores of the node, or is assumed to; ``devices`` are those that it has any core of."""
+    """A pod that has cores of the node, or is assumed to; it has cores of all these ``devices``."""
 
     namespace: str
     name: str
@@ -119,17 +118,17 @@ class Holder(_Part, frozen=True):
 
 
 class ReservedCores(_Part, frozen=True):
-    """Cores that are kept for a waiting pod, NAMESPACE/NAME, for which others are moved away."""
+    """Cores that are kept for a waiting pod, NAMESPACE/NAME, while others are moved away."""
 
     pod: str
     cores: tuple[int, ...]
 
 
 class DeviceCounts(_Part, frozen=True):
-    """How many devices of a node are what. Each device counts in one of these, so they add up; but ``used_broken``.
+    """The devices of a node by state. Each device counts once, so they add up, except ``used_broken``.
 
-    ``used``: a pod has some of it, whatever else is wrong with it; ``used_broken`` of them are unhealthy or missing.
-    The others are without pods: ``free``, or ``closed`` where they would be free if their node took pods.
+    ``used``: a pod has some of it, healthy or not; ``used_broken`` of them are unhealthy or missing. The others have no
+    pods: ``free``, or ``closed`` if they would be free on an open node.
     """
 
     used: int = 0
@@ -144,17 +143,17 @@ class DeviceCounts(_Part, frozen=True):
 
 
 class NodeViewStatus(_Part, frozen=True):
-    """What a node can give. ``open``: new pods are placed there; else ``reason`` and ``details`` say why not.
+    """The capacity of a node. ``open``: new pods are placed there; else ``reason`` and ``details`` say why not.
 
-    ``free_devices`` are wholly free and healthy. ``free_sets`` has for each count of devices how many sets of them are
-    free; they overlap. ``largest_free_set`` are the devices of the largest one, of several the lowest.
-    ``unhealthy_since`` is of devices that have become so while this extender runs.
-    ``held_down_devices`` are unhealthy only until the processes of a pod that has ended are gone.
-    ``last_renewal`` is when the plugin last renewed the node's Lease, by the plugin's clock, and
-    ``stale`` says that it has stopped doing so. ``cordoned``: kube-scheduler puts no pod there, so it is not ``open``.
+    ``free_devices`` are wholly free and healthy. ``free_sets`` has the number of free sets by count of devices; the
+    sets overlap. ``largest_free_set`` are the devices of the largest one, the lowest if there are several.
+    ``unhealthy_since`` has devices that became unhealthy while this extender runs. ``held_down_devices`` are unhealthy
+    only until the processes of an ended pod are gone. ``last_renewal`` is when the plugin last renewed the node's
+    Lease, by the plugin's clock, and ``stale``: it has stopped renewing. ``cordoned``: kube-scheduler puts no pod
+    there, so it is not ``open``.
 
-    ``reserved`` cores are not free. ``utilization`` has the devices that pods have and of which it is known;
-    ``idle_devices`` are those of them that nothing uses.
+    ``reserved`` cores are not free. ``utilization`` has the pods' devices with known utilization; ``idle_devices`` are
+    the unused ones among them.
     """
 
     open: bool = False
@@ -182,7 +181,7 @@ class NodeViewStatus(_Part, frozen=True):
 
 
 class NodeView(_View, frozen=True):
-    """A NeuronNode: what it has, what of it is free, who has the rest, and what keeps it closed."""
+    """A NeuronNode: its hardware, its free devices, the holders of the others, and why it is closed."""
 
     kind: str = "NeuronNode"
     spec: NodeViewSpec = NodeViewSpec()
@@ -190,7 +189,7 @@ class NodeView(_View, frozen=True):
 
 
 class ContainerDemand(_Part, frozen=True):
-    """What one container asks for. ``kind`` is ``init``, ``sidecar`` or ``app``."""
+    """The request of one container. ``kind`` is ``init``, ``sidecar`` or ``app``."""
 
     name: str
     kind: str
@@ -202,8 +201,8 @@ class PodViewSpec(_Part, frozen=True):
     """``containers`` are those that ask for Neuron, init containers first.
 
     ``constrained``: more than counts decides where the pod goes, or it is scheduled as one of a group. ``controller``
-    is what made the pod, as KIND/NAME. ``movable``: the pod, or its namespace, says that it may
-    be evicted to make room. ``work_since`` is from when on that would lose its work. ``group`` is the PodGroup's name.
+    is what made the pod, as KIND/NAME. ``movable``: the pod, or its namespace, says that it may be evicted to make
+    room. An eviction would lose its work since ``work_since``. ``group`` is the PodGroup's name.
     """
 
     node_name: str = ""
@@ -218,9 +217,9 @@ class PodViewSpec(_Part, frozen=True):
 
 
 class ContainerIds(_Part, frozen=True):
-    """What one container has: ``cores``, the ``devices`` that they are on, and how much it uses them.
+    """The assignment of one container: ``cores``, their ``devices``, and how much it uses them.
 
-    While the pod's node is not known, only the ids that the assignment names.
+    While the pod's node is unknown, it has only the ids that the assignment names.
     """
 
     name: str
@@ -233,14 +232,13 @@ class PodViewStatus(_Part, frozen=True):
     """``phase`` is Waiting, Promised, Bound or Terminating; ``containers`` is empty until there is an assignment.
 
     Promised: the pod was placed on ``promised_node`` with these ids, which are kept for it, and is not bound yet.
-    ``gated``: our scheduling gate holds it back. ``released_plainly`` says why it was handed to its scheduler without a
-    place, as far as this replica has done so.
+    ``gated``: our scheduling gate holds it back. ``released_plainly`` says why this replica handed it to its scheduler
+    without a place, if it did.
 
     ``allocated``: the kubelet's checkpoint shows the assigned ids; until then they are the scheduler's choice.
     ``state`` says all of these in one word: Waiting, Gated, Released, Promised, Bound (no assignment yet), Assigned,
-    Allocated or Terminating.
-    ``problem`` says why the request cannot be served, or the assignment not be followed, or which of the pod's devices
-    are unhealthy or missing, and why.
+    Allocated or Terminating. ``problem`` says why the request cannot be served or the assignment cannot be followed, or
+    which of the pod's devices are unhealthy or missing, and why.
     """
 
     phase: str = ""
@@ -254,7 +252,7 @@ class PodViewStatus(_Part, frozen=True):
 
 
 class PodView(_View, frozen=True):
-    """A NeuronPod: one live pod that asks for Neuron, what it asks for, where it is and what it was assigned."""
+    """A NeuronPod: one live pod that asks for Neuron, its request, its node and its assignment."""
 
     kind: str = "NeuronPod"
     spec: PodViewSpec = PodViewSpec()
@@ -271,7 +269,7 @@ NEURON_PODS = ApiResource(GROUP, "neuronpods", PodView)
 
 
 def node_view(state: ClusterState, info: NodeInfo, version: int = 0) -> NodeView:
-    """A node as ``info`` has it; the Lease's last renewal is the one of now, because it is no change of the node."""
+    """A node by ``info``; the last renewal of its Lease is read now, because a renewal is no change of the node."""
     metadata = ViewMetadata(info.name, uid=info.node.uid, resource_version=str(version), labels={NODE_LABEL: info.name})
     closed = info.closed.text if info.closed else ""
     renewed = state.history.renewals.get(info.name, "")
@@ -331,9 +329,9 @@ def node_view(state: ClusterState, info: NodeInfo, version: int = 0) -> NodeView
 
 
 def device_utilization(info: NodeInfo, utilization: Utilization) -> dict[int, UtilizationView]:
-    """How much each device of a node is used, of those whose every held core is known of; idle since the last one is.
+    """The utilization of each device whose held cores all have known utilization; idle since the last of them is.
 
-    A plain init container is not known of, because the cores that it had are another container's by then.
+    Plain init containers have no known utilization, because another container has their cores by then.
     """
     inventory = info.inventory
     if not (inventory and utilization):
@@ -374,7 +372,7 @@ def _container_utilization(known: ContainerUtilization | None) -> UtilizationVie
 
 
 def device_counts(info: NodeInfo) -> DeviceCounts:
-    """The devices of a node in numbers; the page, the commands and the use over time count by this alone."""
+    """The counts of a node's devices, the only ones for the page, the commands and the use over time."""
     inventory = info.inventory
     if inventory is None:
         return DeviceCounts()
@@ -393,7 +391,7 @@ def device_counts(info: NodeInfo) -> DeviceCounts:
 
 
 def _broken(inventory: NodeInventory, devices: Iterable[int]) -> dict[int, str]:
-    """Those of some devices that are unhealthy or missing, with what is wrong; a device that is held down works."""
+    """The unhealthy or missing devices among ``devices``, with the problem; a held-down device works."""
     broken = {}
     for device in devices:
         if device not in inventory.present:
@@ -408,7 +406,7 @@ def _broken(inventory: NodeInventory, devices: Iterable[int]) -> dict[int, str]:
 
 
 def pod_view(state: ClusterState, pod: NeuronPod, version: int = 0) -> PodView:
-    """A pod; its cores and devices follow from the assignment and from the geometry that its node has now."""
+    """A pod; its cores and devices follow from the assignment and its node's present geometry."""
     namespace = pod.reference.namespace
     asked = (
         ContainerDemand(container.name, container.kind.value, container.resource.value, container.count)
@@ -462,18 +460,18 @@ def pod_view(state: ClusterState, pod: NeuronPod, version: int = 0) -> PodView:
 
 
 def why_released(state: ClusterState, pod: NeuronPod) -> str:
-    """Why a pod that waits was handed to its scheduler without a place; empty of any other.
+    """Why a waiting pod was handed to its scheduler without a place; empty for any other pod.
 
-    That nodes are left out for it stands on the pod itself; of others only who handed them over knows.
+    The pod itself says if nodes are left out for it; other reasons are known only to the replica that handed it over.
     """
     if pod.place:
         return ""
     known = state.history.released.get(pod.uid, "")
-    return known or (doubt_text(state.scene().doubt(pod)) if pod.released else "")
+    return known or (state.scene().doubt(pod) if pod.released else "")
 
 
 def pod_problem(state: ClusterState, pod: NeuronPod) -> str:
-    """Why a pod's request or assignment cannot be followed, or what is wrong with its devices; empty if nothing is."""
+    """Why a pod's request or assignment cannot be followed, or the problem of its devices; empty if none."""
     info = state.nodes.get(pod.place)
     inventory = info.inventory if info else None
     containers, problem = _containers(pod, inventory.geometry if inventory else None)
@@ -491,7 +489,7 @@ def _phase(pod: NeuronPod) -> str:
 
 
 def _containers(pod: NeuronPod, geometry: Geometry | None) -> tuple[tuple[ContainerIds, ...], str]:
-    """What each container has, and what is wrong with the request or the assignment."""
+    """The assignment of each container, and the problem of the request or the assignment."""
     if isinstance(pod.request, Rejection):
         return (), pod.request.detail
     if not isinstance(pod.assignment, Assignment):
@@ -510,7 +508,7 @@ def _containers(pod: NeuronPod, geometry: Geometry | None) -> tuple[tuple[Contai
 
 
 def _broken_text(inventory: NodeInventory, containers: Iterable[ContainerIds]) -> str:
-    """What is wrong with the devices that a pod has; empty if nothing is."""
+    """The problem of a pod's devices; empty if none."""
     devices = {device for container in containers for device in container.devices}
     alike = defaultdict[str, list[int]](list)
     for device, why in sorted(_broken(inventory, devices).items()):
@@ -519,7 +517,7 @@ def _broken_text(inventory: NodeInventory, containers: Iterable[ContainerIds]) -
 
 
 def time_at(unix_seconds: float) -> datetime | None:
-    """The time to the second, as Kubernetes writes times; None for 0, which is not known, and for what is no date."""
+    """The time to the second, as Kubernetes writes times; None for 0 (unknown) and for values that are no date."""
     return datetime.fromtimestamp(int(unix_seconds), UTC) if 0 < unix_seconds < _LATEST else None
 
 
@@ -532,7 +530,7 @@ def _ascending(ids: Iterable[int]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=_MOST_MASKS)
 def _devices(geometry: Geometry, mask: CoreMask) -> tuple[int, ...]:
-    """The devices that the mask has any core of."""
+    """The devices with any core in the mask."""
     return geometry.devices_touched(mask)
 
 

@@ -1,7 +1,7 @@
-"""The latest changes of the state, numbered, for those who follow it: the queue of pods, watches of the monitor API.
+"""The latest changes of the state, numbered, for its followers: the queue of pods, watches of the monitor API.
 
-Readers go through them at their own speed, and nothing is sent to them. A slow reader delays no other, and finds out
-when the change that it needs next is no longer here.
+Readers go through them at their own speed, and nothing is sent to them. A slow reader delays no other, and learns when
+the change that it needs next is no longer here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ StateRecord = NodeInfo | NeuronPod
 
 @dataclass(frozen=True, slots=True)
 class StateChange:
-    """One node or pod before and after; None where it was not or is not there."""
+    """One node or pod before and after a change; None if it did not or does not exist."""
 
     version: int
     before: StateRecord | None
@@ -40,7 +40,7 @@ class Changes:
         self._news = asyncio.Event()
 
     def version_of(self, key: str) -> int:
-        """The version of the last change of one object: a node's name or a pod's UID."""
+        """The version of the last change of one object, by a node's name or a pod's UID."""
         return self._versions.get(key, self._start)
 
     def knows(self, version: int) -> bool:
@@ -53,7 +53,7 @@ class Changes:
         return list(islice(reversed(self._changes), self.version - version))[::-1]
 
     async def wait(self, version: int, *, within_seconds: float) -> None:
-        """Wait until there is a change after ``version``, or ``wake`` is called, at most so long."""
+        """Wait for a change after ``version`` or a call of ``wake``, at most ``within_seconds``."""
         if self.version > version:
             return
         try:

@@ -1,4 +1,4 @@
-"""The pods of pre-flight checks: how they are made, and what became of them."""
+"""The pods of pre-flight checks: how they are made, and how they end."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ from neuron_plugin.allocation.keys import PREFIX, PREFLIGHT_GROUP_KEY, PREFLIGHT
 from neuron_plugin.allocation.placement import ContainerAssignment
 from neuron_plugin.cluster import Pod, Scope
 from neuron_plugin.cluster.pod_wire import NOT_ITS_OWN_ERROR, ContainerState, unix_seconds
+from neuron_plugin.placement.check_steps import CheckEnd, CheckPod, running_text, timed_out
 from neuron_plugin.placement.claims import Results
 from neuron_plugin.placement.reserves import ReserveRecord
 from neuron_plugin.placement.settings import PreflightSettings
-from neuron_plugin.planning.preflight import CheckEnd, CheckPod, GroupStanding, running_text, timed_out
+from neuron_plugin.planning.scene import GroupStanding
 from neuron_plugin.topology import CoreMask, Geometry, Unit
 
 BOOT_KEY = f"{PREFIX}boot-id"
@@ -40,15 +41,15 @@ CLAIM = "devices"
 _COULD_NOT_RUN = (126, 127)
 """Exit codes of a shell that finds no such command: they say nothing about the node."""
 _GRACE_SECONDS = 5
-"""A check that is ended has nothing to save, and others wait for its devices."""
+"""An ended check has nothing to save, and others wait for its devices."""
 _LONGEST_NAME, _DIGEST = 200, 8
 
 
-# What became of one.
+# The result of a check.
 
 
 def check_pod(pod: Pod, timeout: float) -> CheckPod:
-    """The pod of a check, and what became of it; ``timeout`` seconds are its deadline."""
+    """The pod of a check, and its result; ``timeout`` seconds are its deadline."""
     status, state = pod.status, _deciding_state(pod)
     ended, waiting = state.terminated, state.waiting
     is_own = ended and ended.reason not in NOT_ITS_OWN_ERROR and ended.exit_code not in _COULD_NOT_RUN
@@ -87,7 +88,7 @@ def _deciding_state(pod: Pod) -> ContainerState:
     return next(bad, states[0])
 
 
-# How one is made.
+# Making the pod of a check.
 
 
 def check_scope(namespace: str, of: str) -> Scope:
@@ -96,7 +97,7 @@ def check_scope(namespace: str, of: str) -> Scope:
 
 
 class CheckAsk(NamedTuple):
-    """What the pod of a check asks for and is told: a count of a resource, and variables."""
+    """The request of a check's pod, as a count of a resource, and its variables."""
 
     resource: Resource
     amount: int
@@ -117,7 +118,7 @@ def check_manifest(settings: PreflightSettings, node: NeuronNode, namespace: str
 
 
 def check_variables(geometry: Geometry, mask: CoreMask) -> dict[str, object]:
-    """What each check is told: how many devices and cores it has."""
+    """The variables of each check: how many devices and cores it has."""
     devices = geometry.devices_touched(mask)
     return {"NEURON_PREFLIGHT_DEVICES": len(devices), "NEURON_PREFLIGHT_CORES": mask.bit_count()}
 
@@ -125,7 +126,7 @@ def check_variables(geometry: Geometry, mask: CoreMask) -> dict[str, object]:
 def pod_on_node(
     settings: PreflightSettings, node: NeuronNode, namespace: str, metadata: Mapping[str, Any], ask: CheckAsk
 ) -> dict[str, Any]:
-    """The pod of the settings on a node, its name after a beginning that all have.
+    """The settings' pod on a node; its name begins with a common prefix.
 
     Its owner is the node, so that it goes with the node, and a drain does not stop at it. Its first container gets the
     devices, and the variables.
@@ -141,7 +142,7 @@ def pod_on_node(
     variables = ({"name": name, "value": str(value)} for name, value in ask.variables.items())
     first["env"] = [*first.get("env", ()), *variables]
     for container in spec["containers"]:
-        container["terminationMessagePolicy"] = "FallbackToLogsOnError"  # so the right to read logs is not needed
+        container["terminationMessagePolicy"] = "FallbackToLogsOnError"  # so no right to read logs is needed
     owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid, "controller": True}
     evictable = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}
     return {
@@ -184,13 +185,13 @@ def check_results(pod: NeuronPod, inventory: NodeInventory, mask: CoreMask) -> R
     return tuple((claim.claim, results) for claim in pod.claims if claim.name == CLAIM)
 
 
-# Those of groups.
+# The pods of groups' checks.
 
 
 class CheckedPlace(ReserveRecord, frozen=True, rename="camel"):
-    """A place of a group that is checked: an annotation of its check's pod. ``at`` is when the check began.
+    """A place of a checked group: an annotation of its check's pod. ``at`` is when the check began.
 
-    ``rank`` is its number among the ``size`` places, ``resource`` what its member asks for.
+    ``rank`` is its number among the ``size`` places, ``resource`` the resource of its member's request.
     """
 
     rank: int = 0
@@ -199,7 +200,7 @@ class CheckedPlace(ReserveRecord, frozen=True, rename="camel"):
 
 
 def read_place(pod: Pod) -> CheckedPlace | None:
-    """The place that a pod checks; None of a pod that does not say it."""
+    """The place that a pod checks; None if the pod does not name one."""
     try:
         return msgspec.json.decode(pod.annotations.get(PREFLIGHT_GROUP_KEY, ""), type=CheckedPlace)
     except msgspec.MsgspecError:
@@ -229,8 +230,8 @@ def group_check_manifest(
     request = ContainerRequest(first.get("name", ""), ContainerKind.APP, resource, len(ids))
     assignment = Assignment((ContainerAssignment(request, ids),), round(place.at * 1e9))
     names, addresses = (",".join(texts) for texts in zip(*nodes, strict=True))
-    told = {"RANK": place.rank, "SIZE": place.size, "NODES": names, "ADDRESSES": addresses}
-    variables = check_variables(geometry, mask) | {f"NEURON_PREFLIGHT_{key}": value for key, value in told.items()}
+    values = {"RANK": place.rank, "SIZE": place.size, "NODES": names, "ADDRESSES": addresses}
+    variables = check_variables(geometry, mask) | {f"NEURON_PREFLIGHT_{key}": value for key, value in values.items()}
     digest = hashlib.sha256(f"{place.group} {place.at}".encode()).hexdigest()[:_DIGEST]
     metadata = {
         "name": f"group-{digest}-{place.rank}",
@@ -245,7 +246,7 @@ def group_check_manifest(
 
 
 def group_standings(pods: Iterable[Pod]) -> dict[GroupName, GroupStanding]:
-    """How groups stand by the pods of their checks, to somebody who knows nothing else of these."""
+    """The state of groups by the pods of their checks alone."""
     found = defaultdict[GroupName, list[tuple[CheckedPlace, CheckPod]]](list)
     for pod in pods:
         if place := read_place(pod):

@@ -1,20 +1,19 @@
 """Pods that ask for Neuron by claims, as the state sees them: joined with their claims, they are pods like any other.
 
-What such a pod asks for stands in its ResourceClaims, and so does what it was assigned. The two watches are not ordered
-with each other. So what is shown of a pod follows from the pods and claims that are known alone. A pod of which a claim
-is not known is not shown while it is free to go anywhere. A gated one is: it waits for that claim, for ever if it is
-never made, and has to say so. A bound one closes its node, as one without an assignment does, and so does one whose
-claim shows no allocation yet.
+The request and the assignment of such a pod stand in its ResourceClaims. The watches of pods and of claims are not
+ordered with each other, so a shown pod follows only from the known pods and claims. A pod with an unknown claim is not
+shown while it is free to go anywhere. A gated one is shown: it waits for the claim, maybe for ever, and has to say so.
+A bound one closes its node, like one without an assignment or one whose claim shows no allocation yet.
 
 Pods may share a claim. Its devices count for the first live pod that it is reserved for; the others have them, too, and
 only have to be on the same node.
 
-Claims of gated pods are allocated before a pod is handed to its scheduler, and taken back where its place is. What is
-allocated kube-scheduler takes as it is, and runs no allocator of its own
-(pkg/scheduler/framework/plugins/dynamicresources). It only reserves the claim for the pod. A taint on the devices keeps
-its own choice off, because nothing else keeps two allocators apart. An allocated claim has a finalizer, which is
-written first. Each write carries the version that was read, so of two writers one gets a conflict. A pod whose claims
-were allocated, and whose own PATCH was not sent, has its place by its claims: the next leader completes it.
+Claims of a gated pod are allocated before the pod is handed to its scheduler, and taken back with its place.
+kube-scheduler accepts an allocated claim as it is (pkg/scheduler/framework/plugins/dynamicresources). It runs no
+allocator for it. It only reserves the claim for the pod. A taint on the devices keeps kube-scheduler's allocator off,
+because nothing else keeps two allocators apart. An allocated claim has a finalizer, which is written first. Each write
+carries the version that was read, so one of two writers gets a conflict. If a pod's claims were allocated but its own
+PATCH was not sent, the claims give its place: the next leader completes it.
 """
 
 from __future__ import annotations
@@ -55,7 +54,6 @@ from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer
 from neuron_plugin.cluster.api import MERGE_PATCH, JsonObject, send
 from neuron_plugin.cluster.claims import FINALIZER, RESOURCE_CLAIMS, allocation_of
 from neuron_plugin.cluster.pods import PodUse
-from neuron_plugin.planning.population import placed_pod
 from neuron_plugin.topology import Geometry, Unit
 from neuron_plugin.topology.instances import SHIPPED
 
@@ -67,7 +65,7 @@ ClaimName = tuple[str, str]
 
 
 def part_name(claim: str, request: str) -> str:
-    """How a request of a claim is named where a pod's requesting containers are: after the pod's name for the claim."""
+    """The name of a claim's request among the pod's requesting containers: begins with the pod's name for the claim."""
     return f"{claim}/{request}"
 
 
@@ -78,10 +76,10 @@ def with_claims(
     machines: Collection[Geometry],
     elsewhere: Collection[ClaimName] = (),
 ) -> NeuronPod | None:
-    """A pod with what its claims ask for and were given; None while a claim of it is not known.
+    """A pod with the requests and allocations of its claims; None while one of its claims is unknown.
 
-    A claim for all devices of a node asks for the most that one of the driver's ``machines`` has. The devices of the
-    claims ``elsewhere`` count for other pods, which share them.
+    A claim for all devices of a node asks for the most devices that one of the driver's ``machines`` has. The devices
+    of the claims ``elsewhere`` count for other pods, which share them.
     """
     named = [(pod_claim, claims.get((pod.reference.namespace, pod_claim.claim))) for pod_claim in pod.claims]
     known = [(pod_claim, claim) for pod_claim, claim in named if claim is not None]
@@ -118,7 +116,7 @@ def with_claims(
             parts.append(ContainerAssignment(container, ids))
     allocated = all(claim.allocated for _, claim in ours)
     allocated_ns = int(max(claim.allocated_at for _, claim in ours) * 1e9)
-    if node and not allocated:  # it has to go where the claim is that it shares
+    if node and not allocated:  # it has to go to the node of the claim that it shares
         rules = replace(rules, terms=pinned(rules.terms, (Requirement("metadata.name", "In", (node,)),)))
     node = next((claim.node for _, claim in ours), "") if allocated else ""
     return replace(
@@ -132,13 +130,13 @@ def with_claims(
 
 
 def most_devices(machines: Iterable[Geometry], attributes: Attributes) -> int:
-    """The most devices with these attributes that one of some machines has; where none has any, the most of all."""
+    """The most devices with these attributes on one of the machines; if none has any, the most of all devices."""
     counts = {geometry: len(devices_with(geometry, attributes)) for geometry in machines}
     return max(counts.values(), default=0) or max((geometry.device_count for geometry in counts), default=0)
 
 
 def _refusal(pod: NeuronPod, claims: Iterable[NeuronClaim]) -> Rejection | None:
-    """Why the claims of a pod cannot be allocated here; None for claims that are allocated, by any allocator."""
+    """Why the claims of a pod cannot be allocated here; None if any allocator has allocated them."""
     if pod.request:
         return replace(INVALID_REQUEST, detail=f"pod {pod.reference} asks for Neuron by count and by claim")
     for claim in claims:
@@ -153,7 +151,7 @@ def _refusal(pod: NeuronPod, claims: Iterable[NeuronClaim]) -> Rejection | None:
 
 
 def _given(claim: NeuronClaim, request: str) -> tuple[Unit, tuple[int, ...]]:
-    """What was allocated for a request, by whomever: cores if all of it is cores, else whole devices."""
+    """The allocation of a request, by any allocator: cores if all of it is cores, else whole devices."""
     names = [read_device_name(result.device) for result in claim.results if result.request == request]
     devices = [device for device in names if device]
     if devices and all(device.cores for device in devices):
@@ -167,9 +165,9 @@ Changed = Callable[[str, Shown, Shown], None]
 
 
 class ClaimedPods:
-    """The pods that have claims, the claims, and what was shown of each pod.
+    """The pods that have claims, the claims, and the shown state of each pod.
 
-    ``shown`` is called as a watch of pods would: with what a pod was and what it is now.
+    ``shown`` is called like the listener of a watch: with a pod before and after the change.
     """
 
     def __init__(self, driver: str, shown: Changed) -> None:
@@ -207,13 +205,13 @@ class ClaimedPods:
         self._show_users(key)
 
     def see_machines(self, machines: frozenset[Geometry]) -> None:
-        """The machines that the driver's nodes are: what a claim for all devices asks for depends on them."""
+        """The machines of the driver's nodes: the request of a claim for all devices depends on them."""
         if machines != self._machines:
             self._machines = machines
             self._show_again(self._pods)
 
     def is_shared(self, pod: NeuronPod) -> bool:
-        """Whether another live pod uses a claim of this one, and so has its devices, too."""
+        """Whether another live pod shares a claim of this one, and so has its devices, too."""
         return any(uid != pod.uid for key in _keys(pod) for uid in self._live_users(key))
 
     def _show_users(self, key: ClaimName) -> None:
@@ -234,8 +232,8 @@ class ClaimedPods:
     def _is_counted_elsewhere(self, key: ClaimName, pod: NeuronPod) -> bool:
         """Whether the devices of an allocated claim count for another live pod that uses it.
 
-        They count for the first one that the claim is reserved for. Where it is reserved for none of them yet, they
-        count for the oldest one, and for a bound one first.
+        They count for the first pod that the claim is reserved for. If it is reserved for none yet, they count for the
+        oldest pod, bound pods first.
         """
         claim, users = self._claims.get(key), list(self._live_users(key))
         if claim is None or not claim.allocated or users in ([], [pod.uid]):
@@ -261,10 +259,10 @@ class ClaimedPods:
             return joined
         if not pod.node or pod.ended:
             return None
-        return PodUse(placed_pod(pod, pod.node), pod.rules.needs, pod.rules.ports)
+        return PodUse(pod.on(pod.node), pod.rules.needs, pod.rules.ports)
 
     def _missing(self, pod: NeuronPod) -> PodClaim:
-        """A claim of a pod that is not known."""
+        """An unknown claim of a pod."""
         namespace = pod.reference.namespace
         return next(pod_claim for pod_claim in pod.claims if (namespace, pod_claim.claim) not in self._claims)
 
@@ -278,7 +276,7 @@ class ClaimedPods:
 
 
 def _keys(pod: NeuronPod | None) -> list[ClaimName]:
-    """The claims of a pod that were made; each once."""
+    """The existing claims of a pod, each once."""
     claims = (pod_claim.claim for pod_claim in pod.claims if pod_claim.claim) if pod else ()
     return [(pod.reference.namespace, claim) for claim in dict.fromkeys(claims)] if pod else []
 
@@ -290,7 +288,7 @@ Results = tuple[tuple[str, tuple[ClaimResult, ...]], ...]
 
 
 def results_of(pod: NeuronPod, placement: Placement, inventory: NodeInventory, node: str) -> Results:
-    """The devices that a placement means, for each claim of a pod that it is for."""
+    """The devices of a placement, for each claim of the pod that it covers."""
     by_claim: dict[str, list[ClaimResult]] = {}
     names, pool = {pod_claim.name: pod_claim.claim for pod_claim in pod.claims}, pool_of(node)
     for container in placement:
@@ -319,10 +317,10 @@ class ClaimWriter:
     async def allocate(
         self, pod: NeuronPod, node: str, results: Results, *, timeout_seconds: float, check: Callable[[], None]
     ) -> None:
-        """Allocate the claims of a pod that are not allocated so already; ``check`` is called before each.
+        """Allocate those claims of a pod that do not have this allocation yet; ``check`` is called before each.
 
         Raises:
-            ClusterError: one of them was not written, or that is not known. The claims before it stay allocated.
+            ClusterError: a claim was not written, or may not have been. The claims before it stay allocated.
         """
         for name, devices in results:
             claim = self._known.get((pod.reference.namespace, name))

@@ -1,4 +1,4 @@
-"""What every part of the placement controller needs: the API server, the state, the clock, and how long things take."""
+"""The needs of every part of the placement controller: the API server, the state, the clock, and durations."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ _log = logging.getLogger(__name__)
 
 
 PAUSE_FACTOR = 10.0
-"""What is worked out in a thread waits this many times as long as it took: a tenth of a CPU goes there at most."""
+"""A computation in a thread pauses this many times as long as it took: it takes at most a tenth of a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
     """Seconds.
 
-    ``write`` ends a write that places a pod, ``read`` a look at what became of it. ``landing`` is how long after its
-    start an unanswered write may still take effect. A confirmed one may go unseen by the watch for ``doubt`` before it
-    is looked up. A pod of which the API server refused a write waits for ``refused``. Pods of one node are sent one by
-    one, and one whose devices are not given out after ``admission`` is waited for no more.
+    ``write`` bounds a write that places a pod, ``read`` a look at its result. ``landing`` is how long after its start
+    an unanswered write may still take effect. A confirmed one may go unseen by the watch for ``doubt`` before it is
+    looked up. A pod waits for ``refused`` after the API server refused a write of it. Pods are sent to a node one by
+    one: the next when the last has its devices, or after ``admission``.
 
-    A bind call is answered after ``answer`` at the latest, below the scheduler's own time-out.
+    A bind call is answered within ``answer``, which is below the scheduler's own time-out.
 
     A step of the placer waits ``gather`` for more pods to come. It looks again after ``tick`` at the latest. ``leader``
-    is how long the first pod of a group waits for the others before it is placed without them. What is kept for the
-    others, and for lost pods of a group, is kept for ``reserve`` since the group came on last.
+    is how long the first pod of a group waits for the others before it is placed without them. Places for the others,
+    and for lost pods of a group, are kept for ``reserve`` since the group's last progress.
 
-    A pod that waits gets an event after ``patience``, and its reason is worked out every ``again``. ``full`` is how
-    long no open node may have enough by count before a pod is handed to its scheduler for an autoscaler, which is
-    looked for every ``autoscaler``. ``stuck`` is how long a pod may be unschedulable on its node, and ``avoid`` how
-    long pods of its owner keep off it.
+    A pod that waits gets an event after ``patience``, and its reason is worked out every ``again``. A pod is handed to
+    its scheduler for an autoscaler after no open node had enough devices for ``full``; an autoscaler is looked for
+    every ``autoscaler``. ``stuck`` is how long a pod may be unschedulable on its node, and ``avoid`` how long pods of
+    its owner keep off it.
 
-    Plans for room are made every ``plan``, and every ``preempt`` while a pod waits that may preempt. ``repeat`` is how
-    long a pod gets no second event about them. ``stages`` bounds a move that waits for a disruption budget, and
-    ``longest`` any move, whose victims may need long to end. ``moved`` is how long the pods of a controller are left
-    alone after one of them was moved. A set that was opened stays reserved for ``unused``. After an attempt that failed
-    a pod of its kind has none for ``retry``.
+    Plans for room are made every ``plan``, and every ``preempt`` while a pod that may preempt waits. A pod gets no
+    second event about them for ``repeat``. ``stages`` bounds a move that waits for a disruption budget, and ``longest``
+    any move, whose victims may need long to end. ``moved`` is how long the pods of a controller stay put after one of
+    them was moved. An opened set stays reserved for ``unused``. After a failed attempt, no pod of the kind has another
+    for ``retry``.
 
-    What closes nodes is looked at every ``events``, and said after ``closed``; a silent plugin after ``silent``. Checks
-    of nodes before these take pods are looked at every ``preflight``.
+    Closed nodes are looked at every ``events``; the cause is reported after ``closed``, a silent plugin after
+    ``silent``. Pre-flight checks are looked at every ``preflight``.
     """
 
     write: float = 2.5
@@ -92,7 +92,7 @@ class Times:
 class Context:
     """``instance`` is this replica's name. Without an ``election`` its term as leader has no end.
 
-    ``unix_seconds`` is the time that is written, and that pods and Leases say.
+    ``unix_seconds`` is the time of written records, pods and Leases.
     """
 
     api: ApiServer

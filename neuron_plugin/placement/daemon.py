@@ -1,7 +1,7 @@
 """The placement controller put together: informers, election, the placer, binds and the servers, from start to SIGTERM.
 
-The order of the end matters. It is unready first, so that the scheduler's Service stops sending. Then watchers are sent
-away, and writes under way are waited for. Only then the Lease is given up and the server closed.
+The order of the end matters. First the controller turns unready, so that the scheduler's Service stops sending. Then it
+sends watchers away, and waits for writes under way. Only then it gives up the Lease and closes the server.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from neuron_plugin.placement.server_certificate import ServerCertificate
 from neuron_plugin.placement.settings import ExtenderSettings, MakeRoom
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.placement.writer import Writer
-from neuron_plugin.planning import RULES, MoveRules
+from neuron_plugin.planning import MoveRules
 from neuron_plugin.topology import Catalogue, product_names
 
 _log = logging.getLogger(__name__)
@@ -72,15 +72,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ControllerTimes:
-    """The times of the parts, and those of the daemon itself, in seconds.
+    """The times of the parts and of the daemon itself, in seconds.
 
-    ``settle``: between two looks at assumed pods; ``device_hours``: at whose devices are busy. ``leases``: how long a
-    start waits for the plugins' Leases, which it need not have the right to read. ``idle``: longer than Go keeps idle
-    connections (90 s), so that the scheduler never writes into one that is just being closed.
+    ``settle``: between two looks at assumed pods; ``device_hours``: between two looks at the use of devices.
+    ``leases``: how long a start waits for the plugins' Leases, which it need not have the right to read. ``idle``:
+    longer than Go keeps idle connections (90 s), so that the scheduler never writes into one that is just being closed.
 
     ``drain`` is for the writes at the end, of the five seconds a shutdown may take: giving up the Lease may take two,
     closing the servers some tenths. A write that is not decided by then is answered as undecided, and the next process
-    finds what became of it.
+    finds its result.
     """
 
     terms: Terms = field(default_factory=Terms)
@@ -103,16 +103,16 @@ class Pages(Protocol):
     """Whether they are served on the scheduler's port, too, and not on the health port alone."""
 
     def routes(self, state: ClusterState, api: ApiServer, ready: Readiness) -> list[RouteDef]:
-        """What is served; ``api`` is asked for what the state does not have."""
+        """The routes to serve; ``api`` is asked for facts that the state does not have."""
 
     def guard(self) -> list[Middleware]:
-        """What every request of the health port goes through."""
+        """The middlewares of every request of the health port."""
 
     def metrics(self, state: ClusterState, *, leading: bool) -> Iterable[Metric]:
-        """What they measure; called in a scrape's thread."""
+        """The metrics of the pages; called in a scrape's thread."""
 
     async def run(self, state: ClusterState) -> None:
-        """What the pages need to be done meanwhile."""
+        """Background work of the pages, until cancelled."""
 
     def stop(self) -> None:
         """The daemon ends: send watchers away."""
@@ -138,7 +138,7 @@ class ExtenderDaemon:
         identity = settings.identity or socket.gethostname()
         unmet = {SYNCED: "the first lists are not in yet", CONDITION: NOT_LEADER}
         self.ready = Readiness(unmet | ({ELECTION: NOT_READ} if settings.leader_election else {}))
-        # So fine that no two replicas number different changes alike.
+        # Fine enough that no two replicas give different changes the same number.
         self.state = ClusterState(
             time.time_ns(),
             product_names(types),
@@ -187,8 +187,10 @@ class ExtenderDaemon:
             claims = ClaimWriter(api, settings.dra_driver, self._informers.claims, context.unix_ns)
         self._writer = Writer(context, settings.dialects, claims)
         per_minute = settings.make_room_evictions_per_minute
-        rules = MoveRules(most_victims=min(RULES.most_victims, per_minute), by_priority=settings.make_room_by_priority)
-        # The leader's Lease keeps what is reserved: without an election nobody is evicted.
+        rules = MoveRules(
+            most_victims=min(MoveRules().most_victims, per_minute), by_priority=settings.make_room_by_priority
+        )
+        # The leader's Lease keeps the reservations: without an election no pod is evicted.
         self._room = Room(
             context,
             self._writer,
@@ -202,7 +204,7 @@ class ExtenderDaemon:
             context, self.binder, self._leads, answer=settings.answer, strategy=settings.placement
         )
         self._group_checks = GroupChecks(context, self._writer, settings.preflight, checked.namespace)
-        # The room forgets what it has read where this replica does not lead soon: it comes last.
+        # The room comes last: it forgets the records it has read unless this replica leads soon.
         self._leadership.successors = (self._writer, self._group_checks, self._room)
         self._placer = Placer(context, self._writer, self._room, self._group_checks)
         self._upkeep = Upkeep(context, self._writer, self._placer, release_when_full=settings.release_after)
@@ -221,7 +223,8 @@ class ExtenderDaemon:
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop`` is set, then leave in order.
 
-        What only reports is started again after an error. An error in anything else ends this replica; another leads.
+        Parts that only report are started again after an error. An error in any other part ends this replica; another
+        leads.
 
         Raises:
             OSError: an address cannot be listened on, or a certificate not be read.
@@ -300,15 +303,15 @@ class ExtenderDaemon:
         )
 
     def decisions(self) -> bytes:
-        """What was bound lately and what else there was; worked out now, some 10 ms in all, in a thread."""
+        """The latest binds and other decisions; encoded now, in a thread, in about 10 ms."""
         return decisions_document(self._context.decisions)
 
     async def _synced(self) -> None:
-        """Serve once the first lists are in, and take what they brought out of the collector's sight.
+        """Serve once the first lists are in, and exclude their objects from garbage collection.
 
-        It lives long and holds no cycles, and each full collection went through all of it with the loop stopped:
-        0.1-0.2 s with 5000 nodes, under 1 ms without them. What is replaced later is still freed at once. Nothing is
-        collected first, as at this moment there was no garbage to find, only 0.1 s to lose.
+        They live long and hold no cycles, and each full collection would walk all of them with the loop stopped:
+        0.1-0.2 s with 5000 nodes, under 1 ms without them. Replaced objects are still freed at once. Nothing is
+        collected first: that would take 0.1 s, and measurements found no garbage then.
         """
         await self._informers.synced()
         await self._informers.leases_listed(self._times.leases)
@@ -316,7 +319,7 @@ class ExtenderDaemon:
         gc.freeze()
 
     def _settled(self) -> bool:
-        """Whether nothing that this replica wrote may still take effect."""
+        """Whether no write of this replica may still take effect."""
         return not (self.binder.under_way or self._placer.under_way) and all(
             pod.confirmed or pod.expected for pod in self.state.assumed.values()
         )
@@ -351,7 +354,7 @@ class ExtenderDaemon:
 
     @contextmanager
     def _certificate(self, client_ca: Path | None) -> Iterator[ssl.SSLContext | None]:
-        """How a port is served by TLS, its certificate read again when it changes; None without one."""
+        """The TLS context of a port, whose certificate is read again when it changes; None without one."""
         if not (self._settings.tls_cert and self._settings.tls_key):
             yield None
             return

@@ -1,11 +1,10 @@
 """The account of device-hours: kept by the leader alone, and written into one ConfigMap for the next one.
 
-Each version of the ConfigMap follows from the one that was read or written before it: the API server refuses a write
-that does not. So of two replicas that lead for a moment only one goes on with the account, and the other reads it
-again. A new leader goes on from the time at which the account ends. It knows nothing of what was not written down, and
-counts that by the pods' own times.
+Each write of the ConfigMap carries the version that was read or written before: the API server refuses any other. If
+two replicas lead for a moment, only one goes on with the account, and the other reads it again. A new leader goes on
+from the end of the written account. It knows nothing of unwritten time, and counts that by the pods' own times.
 
-The counters of Prometheus show what is written down. So the next leader shows nothing less, whenever the last one died.
+The counters of Prometheus show the written account only, so they never drop when a leader dies.
 """
 
 from __future__ import annotations
@@ -21,10 +20,7 @@ from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError,
 from neuron_plugin.cluster.api import REQUEST_SECONDS, send
 from neuron_plugin.cluster.objects import CONFIG_MAPS, ConfigMap
 from neuron_plugin.cluster.writes import write_config_map
-from neuron_plugin.placement.context import Context
-from neuron_plugin.placement.leadership import CONDITION, SYNCED
-from neuron_plugin.placement.state import ClusterState
-from neuron_plugin.planning.device_hours import (
+from neuron_plugin.placement.account import (
     Account,
     AccountError,
     DeviceTime,
@@ -35,6 +31,9 @@ from neuron_plugin.planning.device_hours import (
     split_devices,
     write_account,
 )
+from neuron_plugin.placement.context import Context
+from neuron_plugin.placement.leadership import CONDITION, SYNCED
+from neuron_plugin.placement.state import ClusterState
 
 CONFIG_MAP = "neuron-device-hours"
 """In the namespace of the leader's Lease."""
@@ -42,16 +41,16 @@ _KEY = "account.json.gz"
 SAVE_SECONDS = 120
 """Between two writes."""
 LONGEST_SECONDS = 120
-"""A longer time without a look counts as not looked at."""
+"""A longer time without a look counts as unseen."""
 MOST_AHEAD_SECONDS = 3600
-"""Of the account before the clock: clocks differ, or are set back, and it waits. Beyond, the clock was wrong then."""
+"""An account may end this long after now, as clocks differ or are set back: it waits. Beyond, the clock was wrong."""
 END_SECONDS = 1.5
-"""For the last write."""
+"""Time limit of the last write."""
 _log = logging.getLogger(__name__)
 
 
 async def read_written(api: ApiServer, namespace: str) -> tuple[bytes | None, ConfigMap | None]:
-    """What is written down, and the ConfigMap that has it; None where there is nothing.
+    """The written account, and its ConfigMap; None if there is none.
 
     Raises:
         ClusterError: the API server refused, or did not answer.
@@ -67,7 +66,7 @@ async def read_written(api: ApiServer, namespace: str) -> tuple[bytes | None, Co
 
 
 class DeviceHours:
-    """The account of one replica. It is kept in ``state.history`` while this replica leads, for whoever shows it."""
+    """The account of one replica. It is kept in ``state.history`` while this replica leads, for pages and commands."""
 
     def __init__(self, context: Context, namespace: str) -> None:
         self._context = context
@@ -76,16 +75,16 @@ class DeviceHours:
         self._account: Account | None = None
         self._written = DeviceTime()
         self._split: Split | None = None
-        """Since the end of the account; None before the first look."""
+        """The split of devices since the end of the account; None before the first look."""
         self._version = ""
         self._tried = b""
-        """What the last write tried to write, if it is not known what became of it."""
+        """The data of the last write, if its result is unknown."""
         self._due_at = 0
         self._warned = ""
         self._turn = asyncio.Lock()
 
     async def look(self) -> None:
-        """Count what was since the last look, and write it down if that is due."""
+        """Count the time since the last look, and write the account if that is due."""
         async with self._turn:
             context = self._context
             if any(context.ready.conditions[condition] for condition in (SYNCED, CONDITION)):
@@ -100,7 +99,7 @@ class DeviceHours:
                     await self._save(self._account, context.times.write)
 
     async def end(self) -> None:
-        """Write down what is counted: this replica ends."""
+        """Write the account, as this replica ends."""
         election, state = self._context.election, self._context.state
         try:
             async with asyncio.timeout(END_SECONDS), self._turn:
@@ -112,13 +111,13 @@ class DeviceHours:
 
     @property
     def written(self) -> Mapping[Share, int]:
-        """The totals that are known to be written down; nothing of a replica that does not lead."""
+        """The totals that are known to be written; empty on a replica that does not lead."""
         return self._written if self._account else {}
 
     async def _read(self) -> bool:
-        """Go on with the account that is written down, or begin one.
+        """Go on with the written account, or begin one.
 
-        The account that this replica has goes on if what is there is no account, or what this replica tried to write.
+        This replica's own account goes on if the ConfigMap has no account, or the one that this replica tried to write.
         """
         try:
             data, record = await read_written(self._context.api, self._namespace)
@@ -160,7 +159,7 @@ class DeviceHours:
     async def _save(self, account: Account, seconds: float) -> None:
         data, totals = await asyncio.to_thread(write_account, account), account.totals.copy()
         request = write_config_map(self._namespace, CONFIG_MAP, _KEY, data, version=self._version)
-        self._due_at = account.until + SAVE_SECONDS if totals else 0  # of a new account there is something to see soon
+        self._due_at = account.until + SAVE_SECONDS if totals else 0  # a new account is written soon, so that it shows
         try:
             answer = await send(self._context.api, request, timeout_seconds=seconds)
             self._version = CONFIG_MAPS.decode(answer).resource_version

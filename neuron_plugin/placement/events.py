@@ -1,9 +1,9 @@
-"""Events on what closes nodes: which pod keeps a node from taking new Neuron pods, and why.
+"""Events on closed nodes: which pod keeps a node from taking new Neuron pods, and why.
 
 Scheduling texts must not name pods, so a pod and reason is reported once: by a warning event on the pod, a log line and
-a metric. Where the kubelet got no devices for a pod, or the plugin is silent, the event is on the node. A pod of
-another scheduler has no assignment for the second until its plugin has written one. Two pods that the kubelet swapped
-overlap for as long. What ends by itself within ``Times.closed`` is not reported.
+a metric. If the kubelet got no devices for a pod, or the plugin is silent, the event is on the node. A pod of another
+scheduler has no assignment for the second until its plugin has written one. Two pods that the kubelet swapped overlap
+for as long. Causes that end within ``Times.closed`` are not reported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from neuron_plugin.cluster import ObjectReference
 from neuron_plugin.placement.context import Context
 
 MOST_AT_ONCE = 20
-"""Events per look: a cluster that is all wrong shows in the metric, not in a storm of events."""
+"""Events per look: a widespread problem shows in the metric, not in a storm of events."""
 
 EVENT_REASONS = {
     UNREADABLE_ASSIGNMENT.code: EventReason.ASSIGNMENT_UNREADABLE,
@@ -44,7 +44,7 @@ class NodeEvents:
         self._silent: dict[str, float] = {}  # by node, since when; or that it is reported
 
     async def look(self) -> None:
-        """Report what is due: each pod and reason once, and again after it had ended."""
+        """Report each pod and reason that is due, once, and again if it comes back."""
         history = self._state.history
         rejections = list(history.rejections)
         history.rejections.clear()
@@ -63,7 +63,7 @@ class NodeEvents:
         }
         self._since = {key: self._since.get(key, now) for key in unclear}
         self._reported &= unclear.keys()
-        # An unreadable assignment does not mend itself; the others usually do, within moments.
+        # An unreadable assignment does not go away by itself; other causes usually do, within moments.
         patience = dict.fromkeys(EVENT_REASONS, self._context.times.closed) | {UNREADABLE_ASSIGNMENT.code: 0.0}
         due = [key for key in unclear if key not in self._reported and now - self._since[key] >= patience[key[1]]]
         self._reported.update(due)
@@ -77,7 +77,7 @@ class NodeEvents:
                 await self._context.report(pod, EVENT_REASONS[reason.code], note)
 
     async def _report_rejections(self, rejections: list[NeuronPod]) -> None:
-        """A node that lost several pods has one event."""
+        """Report one event for each node, even if it lost several pods."""
         self._context.metrics.rejected_admissions.inc(len(rejections))
         pods = {pod.node: pod for pod in rejections}
         for number, (node, pod) in enumerate(pods.items()):
@@ -93,7 +93,7 @@ class NodeEvents:
                 await self._context.report(regarding, EventReason.ADMISSION_REJECTED, note)
 
     async def _report_silent_plugins(self, now: float) -> None:
-        """Each has one log line and one event, and one log line when it is back."""
+        """Write one log line and one event for each, and one log line when it is back."""
         before = self._silent
         self._silent = {name: before.get(name, now) for name, info in self._state.nodes.items() if info.stale}
         for name in self._state.nodes.keys() & before.keys() - self._silent.keys():
@@ -109,7 +109,7 @@ class NodeEvents:
                 await self._context.report(regarding, EventReason.PLUGIN_SILENT, f"{note} Does its pod run?")
 
     async def _report_without_victims(self, pods: Mapping[PodUid, PodReference]) -> None:
-        """kube-scheduler says of such a pod only that no node is a candidate; it asks again and again."""
+        """Report such pods: kube-scheduler says only that no node is a candidate, and asks again and again."""
         self._without_victims &= self._state.pods.keys()
         due = [pod for uid, pod in pods.items() if uid not in self._without_victims][:MOST_AT_ONCE]
         self._without_victims.update(pod.uid for pod in due)
@@ -128,5 +128,5 @@ async def say_waiting(context: Context, pod: PodReference, why: str) -> None:
 
 
 def gist(text: str) -> str:
-    """A reason without its numbers: how many nodes say so is no news."""
+    """A reason without its numbers: a changed count of nodes is no news."""
     return "".join(letter for letter in text if not letter.isdigit())

@@ -1,11 +1,11 @@
-"""The checks of groups before they start: a pod at each place that was chosen for a group, and what comes of them.
+"""The checks of groups before they start: a pod at each place that was chosen for a group, and their results.
 
-A group asks for it by an annotation of its pods. Once its whole plan is found the places are kept for its members, and
-the pods of the check are made there, with the devices that the members will have. When all have passed the group is
-placed, as any other. Where one fails its node is avoided by this group for a while, and the group is planned elsewhere.
+A group asks for a check by an annotation of its pods. Once its whole plan is found, the places are kept for its
+members, and the pods of the check are made there, with the members' future devices. When all have passed, the group is
+placed. If one fails, the group avoids its node for a while, and is planned elsewhere.
 
-The pods of the check say all of it, so the next leader goes on where this one ended. Those that failed stay as long as
-their nodes are avoided, for their logs. What follows from them is in ``planning.preflight``.
+The pods of the check hold all of its state, so the next leader goes on where this one ended. Failed pods stay as long
+as their nodes are avoided, for their logs. ``check_steps`` judges them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from neuron_plugin.allocation import NeuronPod
 from neuron_plugin.allocation.group import GroupName
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.allocation.placement import placement_mask
+from neuron_plugin.allocation.pod import in_rank_order
 from neuron_plugin.allocation.preflight import PreflightState, broken_devices
 from neuron_plugin.cluster import ClusterError
 from neuron_plugin.cluster.objects import pages
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.cluster.writes import create_pod
 from neuron_plugin.placement.check_pods import CheckedPlace, check_pod, check_scope, group_check_manifest, read_place
+from neuron_plugin.placement.check_steps import CheckEnd, CheckPod, group_verdict, named_devices, running_text
 from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.leadership import CONDITION
 from neuron_plugin.placement.preflight import EVENTS, delete_check, give_devices, rules_of
@@ -34,15 +36,7 @@ from neuron_plugin.placement.reserves import cores_text
 from neuron_plugin.placement.settings import PreflightSettings
 from neuron_plugin.placement.writer import Outcome, Writer
 from neuron_plugin.planning.groups import GroupPlan
-from neuron_plugin.planning.preflight import (
-    CheckEnd,
-    CheckPod,
-    GroupStanding,
-    group_verdict,
-    named_devices,
-    running_text,
-)
-from neuron_plugin.planning.scene import rank_of
+from neuron_plugin.planning.scene import GroupStanding
 from neuron_plugin.wording import first_of, named
 
 MOST_EVENTS = 20
@@ -57,10 +51,11 @@ _Found = Sequence[tuple[CheckedPlace, CheckPod]]
 
 @dataclass
 class _Check:
-    """The check of a group, its ``places`` in the order of the ranks, and what is ``kept`` of them.
+    """The check of a group, its ``places`` in the order of the ranks, and the ``kept`` ones.
 
-    ``made``: its pods are made from now on, so it is for these places. ``ended`` counts those that have ended. Once it
-    has passed, or the group is placed unchecked, its devices have ``until`` to be free, by the clock of the watches.
+    ``made``: the making of its pods has begun, so its places are final. ``ended`` counts pods that have ended. Once it
+    has passed, or the group is placed unchecked, the group waits for free devices until ``until``, by the clock of the
+    watches.
     """
 
     places: tuple[CheckedPlace, ...]
@@ -87,16 +82,16 @@ class GroupChecks:
         self._rules = rules_of(settings)
         self._checks: dict[GroupName, _Check] = {}
         self._avoided: defaultdict[GroupName, dict[str, float]] = defaultdict(dict)
-        """By group the nodes where its check has failed, and until when it avoids them, in unix seconds."""
+        """By group, the nodes where its check has failed, and until when it avoids them, in unix seconds."""
         self._held: dict[GroupName, tuple[float, str]] = {}
-        """Groups whose check cannot run and that wait for the next one: until when, and why."""
+        """Groups that wait because their check cannot run: until when, and why."""
         self._unsaid: list[tuple[GroupName, PreflightState, str]] = []
         self._leads = self._is_known = False
-        """Whether the pods of checks that the last leader has made were read."""
+        """Whether the last leader's pods of checks were read."""
         self._has_pods = True
         """Whether there may be pods to delete."""
 
-    # What the placer asks.
+    # Questions of the placer.
 
     def holds(self, group: GroupName, members: Sequence[NeuronPod]) -> bool:
         """Whether a group that asks for a check waits, and no places are looked for."""
@@ -108,20 +103,20 @@ class GroupChecks:
         check = self._checks.get(group)
         if check is None or not check.passed:
             return check is not None and check.made
-        # What has run there may have its devices for a moment longer.
+        # The ended pods may have the devices for a moment longer.
         return now < check.until and not all(map(self._is_free, check.places))
 
     def must_wait(
         self, group: GroupName, members: Sequence[NeuronPod], plan: GroupPlan, pods: Sequence[NeuronPod]
     ) -> bool:
-        """Whether a group has to wait with a plan for these pods until a check has passed there, which is begun then.
+        """Whether a group with a plan for these pods has to wait for a check of the places; begins the check.
 
-        A pod that comes when others have their places is not checked.
+        A pod that comes after others have their places is not checked.
         """
         if not self._is_asked_by(members):
             return False
         known, unix_now = self._checks.get(group), self._context.unix_seconds()
-        chosen = [pod for pod in sorted(pods, key=rank_of) if pod.uid in plan.places and pod.requests]
+        chosen = [pod for pod in in_rank_order(pods) if pod.uid in plan.places and pod.requests]
         places = tuple(
             CheckedPlace(
                 uid=pod.uid,
@@ -163,10 +158,10 @@ class GroupChecks:
         info, reservation = self._state.nodes.get(place.node), place.reservation
         return info is not None and not reservation.mask & ~info.without({reservation.pod.uid}).free_mask
 
-    # What is done about it, once in a while.
+    # Periodic work.
 
     async def look(self) -> None:
-        """One look at all checks of groups; nothing is asked of the API server where there is none."""
+        """One look at all checks of groups; without any, the API server is not asked."""
         if self._leads and self._context.ready.conditions.get(CONDITION):
             self._forget()
         if self._context.why_not_write():
@@ -188,14 +183,14 @@ class GroupChecks:
                 await self._context.report(member.reference, EVENTS[state], note)
 
     async def take_over(self) -> None:
-        """Find the checks that the last leader has made, before anybody else is given the places that these keep."""
+        """Find the checks that the last leader has made, before their places are given to other pods."""
         self._forget()
         if self._namespace:
             await self._read()
         self._publish()
 
     async def _read(self) -> Mapping[GroupName, _Found] | None:
-        """The pods of checks, by their groups; None if the API server does not say. At first they are taken over."""
+        """The pods of checks, by group; None if the API server does not answer. The first time they are taken over."""
         try:
             scope = check_scope(self._namespace, "group")
             listed = pages(self._context.api, PODS, scope, page_timeout_seconds=self._context.times.request)
@@ -240,7 +235,7 @@ class GroupChecks:
                 self._state.reserve(reservation)
 
     async def _tend(self, group: GroupName, found: _Found, now: float) -> None:
-        """Bring one group's check on, and delete the pods that are of no use any more."""
+        """Take the next step of one group's check, and delete the pods that are of no use any more."""
         check = self._checks.get(group)
         if check and self._is_void(group, check):
             self._drop(group)
@@ -255,7 +250,7 @@ class GroupChecks:
                 await delete_check(self._writer, self._namespace, pod)
 
     def _is_void(self, group: GroupName, check: _Check) -> bool:
-        """Whether a check is of no use: its group has its places, lacks one of its pods, or lost one of its devices."""
+        """Whether a check is of no use: its group is placed, lacks one of its pods, or lost one of its devices."""
         members = self._state.members_of(group)
         uids = {pod.uid for pod in members}
         own = {place.uid for place in check.places if "#" not in place.uid}  # else it is not made yet
@@ -275,7 +270,7 @@ class GroupChecks:
         match verdict.end:
             case CheckEnd.PASSED:
                 _log.info("group has passed its pre-flight check", extra={"group": "/".join(group)})
-                self._let_go(check)
+                self._allow_placing(check)
                 self._context.metrics.group_checks.labels("passed").inc()
             case CheckEnd.FAILED:
                 self._has_failed(group, verdict.blamed, now)
@@ -300,7 +295,7 @@ class GroupChecks:
             node = nodes[place.node].node
             manifest = group_check_manifest(self._settings, node, self._namespace, place, peers, self._writer.dialects)
             attempt = await self._writer.send(create_pod(manifest, self._namespace))
-            # A conflict is the pod before, which is being deleted.
+            # A conflict means that the previous pod is still being deleted.
             if attempt.outcome is Outcome.REFUSED and attempt.status and attempt.status != HTTPStatus.CONFLICT:
                 self._cannot_run(group, f"its pod on node {place.node} was refused: {attempt.error}")
                 return
@@ -320,7 +315,7 @@ class GroupChecks:
         self._publish()  # before the placer looks again
 
     def _cannot_run(self, group: GroupName, why: str) -> bool:
-        """Place the group unchecked, or let it wait for another try; whether it waits."""
+        """Place the group unchecked, or let it wait for another try; gives whether it waits."""
         closes, retry = self._rules.closes, self._rules.retry
         self._context.metrics.group_checks.labels("unable").inc()
         after = f"It is tried again after {retry:g} s" if retry else "It is not tried again"
@@ -332,12 +327,12 @@ class GroupChecks:
             self._held[group] = until, f"The pre-flight check of its group cannot run: {why}. {after}"
             self._drop(group)
         elif check:
-            self._let_go(check)
+            self._allow_placing(check)
         self._publish()
         return closes
 
-    def _let_go(self, check: _Check) -> None:
-        """Place the group where it was checked, once what ran there has let go of the devices."""
+    def _allow_placing(self, check: _Check) -> None:
+        """Place the group where it was checked, once the check's pods have freed the devices."""
         check.passed, check.until = True, self._context.clock.now() + self._context.times.doubt
 
     def _say(self, group: GroupName, state: PreflightState, note: str) -> None:
@@ -345,7 +340,7 @@ class GroupChecks:
         self._unsaid.append((group, state, note))
 
     def _drop(self, group: GroupName) -> None:
-        """End a check: what it has kept is kept no more, unless that is somebody else's by now."""
+        """End a check and release its places, unless other pods have them by now."""
         if check := self._checks.pop(group, None):
             self._has_pods = True
             for key, reservation in check.kept.items():
@@ -353,7 +348,7 @@ class GroupChecks:
                     self._state.release(key)
 
     def _end_avoiding(self, now: float) -> None:
-        """Nodes are avoided, and groups held, for a while, and no longer than there is a group."""
+        """End the avoiding of nodes and holding of groups whose time is over, or whose group is gone."""
         for group, nodes in list(self._avoided.items()):
             left = {node: until for node, until in nodes.items() if until > now and self._state.members_of(group)}
             self._has_pods |= left != nodes
@@ -365,7 +360,7 @@ class GroupChecks:
         }
 
     def _publish(self) -> None:
-        """Show how groups stand to those who judge them, and let the placer look again where that has changed."""
+        """Publish the state of groups' checks, and let the placer look again if it has changed."""
         standings = {
             group: GroupStanding(self._waits(group), frozenset(self._avoided.get(group, ())))
             for group in {*self._checks, *self._avoided, *self._held}
@@ -386,7 +381,7 @@ def _spot(place: CheckedPlace) -> _Spot:
 
 
 def _text_of(pod: CheckPod) -> str:
-    """What the pod of a check has said of its failure: the devices that it names, and its last line."""
+    """The failure as the pod of a check reports it: the devices that it names, and its last line."""
     said = next((line.strip() for line in reversed(pod.said.splitlines()) if line.strip()), "it has said nothing")
     devices = named_devices(pod.said)
     return f"{named('device', devices)}: {said}" if devices else said

@@ -1,12 +1,12 @@
-"""What is kept for pods of groups: places of all until they have them, room for those not made yet, spare nodes.
+"""Places that are kept for pods of groups: for all until they are bound, for pods not made yet, and spare nodes.
 
-The places of a group are kept, and written down, before the first of its pods is released, so the next leader can
-complete it. A leader is placed where its whole group fits, before its other pods are made; what these need is kept. The
-place of a pod that is lost is kept for the pod that takes its rank. A place ends when it is used, when nothing of the
-group is left, after a while without progress, or when a device of it gets sick.
+The places of a group are kept, and written down, before its first pod is released, so the next leader can complete the
+group. A leader is placed where its whole group fits, before its other pods are made; their places are kept. The place
+of a lost pod is kept for the pod that takes its rank. A place ends when it is used, when the group is gone, after a
+while without progress, or when a device of it gets sick.
 
 A group may ask for spare nodes: places without a rank. They are chosen once all its pods have places, and again when
-one was used or is not good any more. Meanwhile they are lent to pods that may be moved away.
+one was used or got sick. Meanwhile they are lent to pods that may be moved away.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 from neuron_plugin.allocation import NeuronPod, Rejection
 from neuron_plugin.allocation.event_reasons import EventReason
-from neuron_plugin.allocation.group import GroupName
+from neuron_plugin.allocation.group import GroupName, rank_key, rank_text, spare_key
 from neuron_plugin.allocation.placement import placement_mask
 from neuron_plugin.allocation.pod import assigned_allocations, mask_union
 from neuron_plugin.cluster import ApiError, ApiRequest, ClusterError
@@ -27,14 +27,13 @@ from neuron_plugin.cluster.pods import PODS, neuron_pod
 from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.reserves import ReserveRecord, cores_text, is_sick
 from neuron_plugin.planning.groups import members_to_come, spare_nodes
-from neuron_plugin.planning.judgement import anchors_of
-from neuron_plugin.planning.scene import Place, rank_key, rank_text, spare_key
+from neuron_plugin.planning.scene import Place
 from neuron_plugin.topology import CoreMask
 
 LEAST_PRIORITY = -(2**31)
-"""That no pod's priority is below: what is kept is lent to nobody."""
+"""No pod's priority is below: the place is not lent to any pod."""
 MOST_RESERVED_GROUPS = 8
-"""Groups of one namespace for whose pods, not made yet, something is kept at a time."""
+"""Groups of one namespace that may have places kept for pods not made yet, at a time."""
 
 
 class GroupPlaces:
@@ -45,13 +44,13 @@ class GroupPlaces:
         self._context = context
         self._state = context.state
         self._groups: dict[GroupName, float] = {}
-        """By group, when it came on last, in unix seconds."""
+        """By group, the time of its last progress, in unix seconds."""
         self._asked: dict[GroupName, float] = {}
-        """Of replicas without pods: when to ask for their LeaderWorkerSet again."""
+        """By replica without pods: when to ask for its LeaderWorkerSet again."""
         self._gone: set[GroupName] = set()
-        """Replicas without pods that nobody makes again."""
+        """Replicas without pods that will not be made again."""
         self._no_spares_until: dict[GroupName, float] = {}
-        """By group for which too few nodes were whole: when to look for spare nodes again."""
+        """By group that found too few whole nodes: when to look for spare nodes again."""
 
     def take_over(self, record: ReserveRecord) -> None:
         """Go on keeping a place that the last leader has kept."""
@@ -85,7 +84,7 @@ class GroupPlaces:
         self._state.reserve(record.reservation)
 
     def _tend_place(self, record: ReserveRecord, unix_now: float) -> None:
-        """A rank's place is kept while its group lives and comes on, a spare node while its group lives."""
+        """A rank's place is kept while its group lives and makes progress, a spare node while its group lives."""
         group, times = record.group_name, self._context.times
         is_used = record.uid not in self._state.reserved
         is_over = unix_now >= self._groups.get(group, 0.0) + times.reserve
@@ -115,7 +114,7 @@ class GroupPlaces:
         if not missing or not are_placed or now < self._no_spares_until.get(group, now):
             return
         first, scene = members[0], self._state.scene()
-        nodes = spare_nodes(scene, first, scene.cluster.wish_of(first), anchors_of(scene, group))
+        nodes = spare_nodes(scene, first)
         if len(nodes) < len(missing):
             self._no_spares_until[group] = now + self._context.times.retry
         can_take_back = all(pod.preempts for pod in members)
@@ -125,17 +124,17 @@ class GroupPlaces:
             self._keep_place(group, key, name, info.name, info.free_mask, lent_below)
 
     def _may_come(self, group: GroupName, since: float) -> bool:
-        """Whether a pod that was lost at a time, in unix seconds, may come again.
+        """Whether a pod that was lost at ``since``, in unix seconds, may come again.
 
-        Some of its group that were there then still are, or its controller makes all of them again. A group whose pods
-        are all younger is another one of that name.
+        It may if pods of its group from that time still live, or its controller makes all of them again. A group with
+        only younger pods is another group of the same name.
         """
         if "/" in group[1]:
             return bool(self._state.members_of(group)) or group not in self._gone
         return any(pod.created <= since for pod in self._state.members_of(group))
 
     async def _ask_for_replicas(self, now: float) -> None:
-        """Of replicas that have no pods, ask whether their LeaderWorkerSet will make them again."""
+        """For replicas without pods, ask whether their LeaderWorkerSet will make them again."""
         groups = {record.group_name for record in self.records.values()}
         empty = {group for group in groups if "/" in group[1] and not self._state.members_of(group)}
         self._gone &= empty
@@ -147,7 +146,7 @@ class GroupPlaces:
                     self._gone.add(group)
 
     async def _is_made_again(self, group: GroupName) -> bool:
-        """Whether a LeaderWorkerSet is there and has this replica; true where that cannot be known."""
+        """Whether a LeaderWorkerSet exists and has this replica; true if that cannot be known."""
         name, _, index = group[1].partition("/")
         request = ApiRequest("GET", _worker_set_path(group[0], name))
         try:
@@ -161,9 +160,9 @@ class GroupPlaces:
         return has_it and not owner.metadata.deletion_timestamp
 
     def see_member(self, before: NeuronPod, *, gone: bool) -> None:
-        """A pod of a group has changed, or is gone. Of one that is lost the place is kept for its rank.
+        """A pod of a group has changed, or is gone. The place of a lost pod is kept for its rank.
 
-        Unless another pod has the rank by now, as where a node was lost and the pod on it ended late.
+        It is not kept if another pod has the rank, as when a node was lost and its pod ended late.
         """
         group, member = before.group, before.member
         if group is None or member is None:
@@ -218,7 +217,7 @@ class GroupPlaces:
         self._keep(record)
 
     def place_ends(self, pod: NeuronPod) -> bool:
-        """Whether a place that is kept for a pod is still held by pods that are being deleted, and no other is free."""
+        """Whether a place that is kept for a pod is still held by terminating pods, and no other is free."""
         ends = False
         for kept in self._state.scene().cluster.kept_for(pod):
             info = self._state.nodes.get(kept.node)
@@ -232,9 +231,9 @@ class GroupPlaces:
         return ends
 
     def others_of(self, leader: NeuronPod, members: Collection[NeuronPod], least: int) -> list[NeuronPod] | None:
-        """The pods of a leader's group that are not there yet, in thought; none where their needs cannot be known.
+        """Hypothetical pods for the missing ones of a leader's group; empty if their requests cannot be known.
 
-        None says that their needs are to be looked up first.
+        None means that their requests have to be read first.
         """
         group = leader.group or ("", "")
         if group not in self._state.templates:
@@ -249,7 +248,7 @@ class GroupPlaces:
         return len({record.group for record in ranks if record.namespace == namespace})
 
     async def look_for_others(self, leader: NeuronPod, least: int) -> None:
-        """Read what the other pods of a leader's group ask for, where their controller says it."""
+        """Read the requests of the other pods of a leader's group from their controller."""
         group = leader.group or ("", "")
         self._state.templates[group] = None
         self._groups.setdefault(group, self._context.unix_seconds())
@@ -269,7 +268,7 @@ class GroupPlaces:
             return
         template = found.worker_template
         if template is None:
-            # What keeps the leader near or away from others is not said of the pods that are made where it is.
+            # The leader's affinity and anti-affinity do not apply to the pods that follow it.
             rules = replace(leader.rules, affinity=(), anti_affinity=())
             self._state.templates[group] = replace(leader, rules=rules)
             return
@@ -282,13 +281,13 @@ class GroupPlaces:
         self._state.templates[group] = replace(worker, rules=rules, labels=leader.labels)
 
     def keep_for(self, group: GroupName, places: Iterable[tuple[NeuronPod, Place]]) -> None:
-        """Keep places for pods of a group that are to have them, also for those that are not there yet."""
+        """Keep places for pods of a group, also for pods that do not exist yet."""
         self._come_on(group)
         for pod, (node, placement) in places:
             self._keep_place(group, pod.uid, pod.reference.name, node, placement_mask(placement))
 
     def give_up(self, pods: Iterable[NeuronPod]) -> bool:
-        """Keep nothing for these pods, but what is their ranks'; whether something was."""
+        """Release the places of these pods, but not those of their ranks; gives whether there were any."""
         records = [record for pod in pods if (record := self.records.get(pod.uid))]
         for record in records:
             self._drop(record)
@@ -316,7 +315,7 @@ class _OwnerMetadata(msgspec.Struct, rename="camel"):
 
 
 class _Owner(msgspec.Struct):
-    """A LeaderWorkerSet, a StatefulSet or a Job, as far as it says what other pods it makes."""
+    """A LeaderWorkerSet, a StatefulSet or a Job, with the fields that describe its other pods."""
 
     metadata: _OwnerMetadata = msgspec.field(default_factory=_OwnerMetadata)
     spec: _OwnerSpec = msgspec.field(default_factory=_OwnerSpec)
@@ -332,7 +331,7 @@ class _Owner(msgspec.Struct):
 
 
 def _template_of(leader: NeuronPod) -> str:
-    """Where it stands what the other pods of a leader's group ask for; empty if nowhere that is known."""
+    """The path of the object with the requests of a leader's other pods; empty if there is no known one."""
     namespace, member = leader.reference.namespace, leader.member
     if member and member.leader_worker_set:
         return _worker_set_path(namespace, member.leader_worker_set)

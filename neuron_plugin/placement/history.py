@@ -1,11 +1,11 @@
-"""What happened, as far as this replica has seen it: for people, and nothing is decided by it.
+"""Past events as this replica has seen them: for people, never for decisions.
 
-Which pods were evicted in the last hour to make room for others, since when devices are unhealthy, and what waits to
-be reported by an event.
+They are the evictions of the last hour that made room for others, the times since when devices are unhealthy, and pods
+to be reported by an event.
 
-kube-scheduler evicts the victims of the node that it prefers, and does not say which node that was. So what is
-answered to preempt is kept for a minute as offers, and a pod of an offer that ends meanwhile is taken for evicted. Only
-the leader answers preempt and moves pods: the time line of another replica is empty.
+kube-scheduler evicts the victims of the node that it prefers, and does not name that node. So answers to preempt are
+kept for a minute as offers, and an offered pod that ends meanwhile counts as evicted. Only the leader answers preempt
+and moves pods: the time line of another replica is empty.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 import msgspec
 
 from neuron_plugin.allocation import NeuronPod, PodReference, PodUid
-from neuron_plugin.planning.device_hours import Account
+from neuron_plugin.placement.account import Account
 
 HISTORY_SECONDS = 3600.0
 """How far back the time line goes."""
 MOST_EVICTIONS = 1000
-"""Those kept for metrics and reports."""
+"""Evictions kept for metrics and reports."""
 OFFER_SECONDS = 60.0
-"""How long after an answer to preempt an offered pod's end is taken for an eviction; kube-scheduler evicts at once."""
+"""How long after an answer to preempt an offered pod's end counts as an eviction; kube-scheduler evicts at once."""
 MOST_OFFERED = 10_000
 """Pods whose victims are remembered."""
 MOST_REPORTS = 256
@@ -33,7 +33,7 @@ MOST_REPORTS = 256
 
 
 class Cause(enum.StrEnum):
-    """Who evicted a pod."""
+    """Why a pod was evicted."""
 
     PREEMPTION = "preemption"
     """A pod of higher priority needs its devices."""
@@ -42,9 +42,9 @@ class Cause(enum.StrEnum):
 
 
 class Eviction(msgspec.Struct, frozen=True, rename="camel"):
-    """One pod that went so that another, ``made_for``, has room. ``at`` is in unix seconds; pods are NAMESPACE/NAME.
+    """One pod that was evicted for another, ``made_for``. ``at`` is in unix seconds; pods are NAMESPACE/NAME.
 
-    ``target`` is where a moved pod is to go; empty where that is left to kube-scheduler.
+    ``target`` is the new node of a moved pod; empty if kube-scheduler chooses it.
     """
 
     at: float
@@ -58,11 +58,11 @@ class Eviction(msgspec.Struct, frozen=True, rename="camel"):
 class History:
     """Evictions, bounded in time and number, and unhealthy devices by node.
 
-    ``rejections`` are pods that their kubelets got no devices for, and ``without_victims`` those for which no eviction
-    opens a set, until they are reported. ``released`` says why this replica has handed live pods to their schedulers
-    without a place. ``renewals`` has by node name when its plugin last renewed its Lease, as the Lease says. A renewal
-    is no change of the state: on a large cluster there are thousands a second.
-    ``device_hours`` is the account of the leader; None elsewhere.
+    ``rejections`` are pods for which kubelets got no devices, and ``without_victims`` pods for which no eviction opens
+    a set, until they are reported. ``released`` says why this replica has handed live pods to their schedulers without
+    a place. ``renewals`` has by node name when its plugin last renewed its Lease, as the Lease says. A renewal is no
+    change of the state: on a large cluster there are thousands a second. ``device_hours`` is the account of the leader;
+    None elsewhere.
     """
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
@@ -91,7 +91,7 @@ class History:
             del self._offered[next(iter(self._offered))]
 
     def ended(self, pod: PodReference, node: str) -> None:
-        """A pod of the cluster terminates or is gone: an eviction if it was offered lately."""
+        """A pod of the cluster terminates or is gone: it counts as evicted if it was offered lately."""
         self.released.pop(pod.uid, None)
         until, made_for = self._offered.pop(pod.uid, (0.0, None))
         now = self._now()
@@ -99,12 +99,12 @@ class History:
             self._evictions.append(Eviction(now, Cause.PREEMPTION, str(pod), node, str(made_for)))
 
     def evictions(self) -> list[Eviction]:
-        """Those of the last hour, oldest first."""
+        """The evictions of the last hour, oldest first."""
         since = self._now() - HISTORY_SECONDS
         return [eviction for eviction in self._evictions if eviction.at >= since]
 
     def unhealthy(self, node: str, before: Collection[int], after: Collection[int]) -> None:
-        """A node's unhealthy devices were ``before`` and are ``after``; those of both may be so for longer."""
+        """A node's unhealthy devices were ``before`` and are ``after``; devices in both keep their time, if known."""
         known, now = self._unhealthy.get(node, {}), self._now()
         since = {device: known.get(device, now) for device in after if device in known or device not in before}
         if since:
@@ -113,5 +113,5 @@ class History:
             self._unhealthy.pop(node, None)
 
     def unhealthy_since(self, node: str) -> Mapping[int, float]:
-        """Since when devices are unhealthy, in unix seconds; a device is left out that was so from the start."""
+        """Since when devices are unhealthy, in unix seconds, without devices that were unhealthy from the start."""
         return self._unhealthy.get(node, {})

@@ -2,9 +2,9 @@
 
 Each event of a watch is one synchronous call on the state, so between two events the state is whole.
 
-A node's plugin renews a Lease of its own. When it stops, what the node says about its devices is a memory: no new pod
-goes there, and nothing that pods have is freed. A node without such a Lease is not judged: the vendor's plugin has
-none. That a Lease is not renewed is no event, so the Leases are looked at periodically.
+A node's plugin renews a Lease of its own. When it stops, the node's statements about its devices are stale: no new pod
+goes there, and no device is freed. A node without such a Lease is not judged: the vendor's plugin has none. A missing
+renewal is no event, so the Leases are looked at periodically.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ PATIENCE_SECONDS = 45.0
 
 @dataclass(frozen=True, slots=True)
 class InformerTimes:
-    """Seconds. ``tick``: between two looks at the Leases; ``groups``: at whether the server has PodGroups by now.
+    """Seconds. ``tick``: between two looks at the Leases; ``groups``: between two looks for PodGroups.
 
-    A pod that was deleted while it ran keeps what it had for ``departed``. Its node needs some tenths to see that, and
-    to say which devices processes of the pod still use.
+    A pod that was deleted while it ran keeps its devices for ``departed``. Its node needs some tenths of a second to
+    see that, and to report devices that the pod's processes still use.
     """
 
     tick: float = 2.0
@@ -74,13 +74,13 @@ TIMES = InformerTimes()
 
 
 def keep_pod(pod: Pod, *, claims: bool = False) -> NeuronPod | PodUse | None:
-    """Live pods that ask for Neuron, and what other bound pods take of their nodes.
+    """Live pods that ask for Neuron, and the use of nodes by other bound pods.
 
-    With ``claims``, pods that have claims may ask for Neuron by them: they are kept whole. So are pods that our gate
-    holds back whatever they ask for: nobody else lets them go.
+    With ``claims``, pods that have claims may ask for Neuron by them: they are kept whole. So are all pods with our
+    gate, because only we remove it.
 
-    A terminal pod is as good as gone, unless its kubelet got no devices for it. Phase and start decide nothing here:
-    they are left out, so that a change of them is no change of the state.
+    A terminal pod counts as gone, unless its kubelet got no devices for it. Phase and start time are left out: they
+    decide nothing here, and so their changes do not change the state.
     """
     is_gated = any(gate.name == GATE for gate in pod.spec.scheduling_gates or ())
     if not (asks_for_neuron(pod) or is_gated or (claims and pod.spec.resource_claims)):
@@ -98,10 +98,10 @@ class PluginLeases:
         self._doubted: set[str] = set()
 
     def changed(self, uid: str, lease: Lease | None, now: float) -> bool:
-        """A Lease was seen at ``now``, or is gone; whether that ends a doubt.
+        """A Lease was seen at ``now``, or is gone; gives whether that ends a doubt.
 
-        A plugin makes its Lease before it holds it. Until it has written a time there, be it to give the Lease up,
-        no plugin is judged by it, as where there is none.
+        A plugin makes its Lease before it holds it. Until it has written a time there, even to give the Lease up, the
+        plugin is not judged, as without a Lease.
         """
         known, observed = self._leases.pop(uid, (None, ObservedLease()))
         is_renewal = not lease or not known or lease.resource_version != known.resource_version
@@ -121,11 +121,11 @@ class PluginLeases:
         return bool(uids)
 
     def away(self) -> frozenset[str]:
-        """The nodes whose Lease was given up, or has not been renewed since a doubt: one look shows it."""
+        """The nodes whose Lease was given up, or was not renewed since a doubt: one look shows it."""
         return nodes_of(lease for uid, (lease, _) in self._leases.items() if uid in self._doubted or not lease.holder)
 
     def stale(self, now: float) -> frozenset[str]:
-        """The nodes that are away, and those whose Lease has not been renewed for its whole duration."""
+        """The nodes that are away, and the nodes whose Lease was not renewed for its whole duration."""
         expired = (lease for lease, observed in self._leases.values() if observed.expired(lease, now))
         return self.away() | nodes_of(expired)
 
@@ -158,9 +158,9 @@ class Informers:
         times: InformerTimes = TIMES,
         clock: Clock = CLOCK,
     ) -> None:
-        """An empty ``lease_namespace`` turns the judging of plugins by their Leases off.
+        """With an empty ``lease_namespace``, plugins are not judged by their Leases.
 
-        With a ``dra_driver`` claims of that driver are followed, too.
+        With a ``dra_driver``, claims of that driver are followed, too.
         """
         self._api = api
         self._state = state
@@ -172,7 +172,7 @@ class Informers:
         """The nodes that are closed because of their plugins' Leases."""
         self._pods: Reflector[Pod, NeuronPod | PodUse] = Reflector(api, PODS, self._keep_pod, observer=observer)
         self._stopped: set[str] = set()
-        """The UIDs of pods that are kept still and were seen to have ended, with no container running."""
+        """The UIDs of pods that are still kept and were seen to have ended, with no container running."""
         self._nodes = Reflector(api, NODES, partial(neuron_node, types=types), observer=observer)
         self._followed: dict[str, _AnyReflector] = {"nodes": self._nodes, "pods": self._pods}
         self._claimed: ClaimedPods | None = None
@@ -198,7 +198,7 @@ class Informers:
         return {kind: followed.age_seconds() for kind, followed in self._followed.items()}
 
     async def list_consistently(self, timeout_seconds: float) -> None:
-        """Bring the pods, and claims where these are followed, to what the server knows now.
+        """Update the pods, and the claims if followed, to the server's current state.
 
         Raises:
             ClusterError: the server did not answer within ``timeout_seconds``, or refused.
@@ -214,7 +214,7 @@ class Informers:
 
     def any_unbound(self) -> bool:
         """Whether a live pod that asks for Neuron has no node."""
-        return any(not pod.node for pod in self._pods.values.values())  # of other pods only bound ones are kept
+        return any(not pod.node for pod in self._pods.values.values())  # other pods are only kept once bound
 
     async def run(self) -> None:
         """Follow everything until cancelled."""
@@ -248,7 +248,7 @@ class Informers:
             await self._clock.sleep(self._times.groups)
 
     async def _follow_storage(self) -> None:
-        """Follow claims and volumes once a pod that waits has some."""
+        """Follow claims and volumes once a waiting pod has some."""
         await self._storage_wanted.wait()  # no deadline: most clusters have no such pod
         async with asyncio.TaskGroup() as group:
             for kind, followed in self._storage.items():
@@ -277,10 +277,10 @@ class Informers:
         await self.pods_listed()
         await self._nodes.synced.wait()  # no deadline: as above
         if self._claims:
-            await self._claims.synced.wait()  # no deadline: what pods have by claims decides as much as the rest
+            await self._claims.synced.wait()  # no deadline: pods' devices by claims decide as much as the rest
 
     async def leases_listed(self, within_seconds: float) -> None:
-        """Wait until the first list of Leases is in, at most so long: without the right to read them there is none."""
+        """Wait until the first list of Leases is in, but not for ever: without the right to read them there is none."""
         if leases := self._followed.get("leases"):
             with suppress(TimeoutError):
                 async with asyncio.timeout(within_seconds):
@@ -289,9 +289,9 @@ class Informers:
     def _judge(self) -> None:
         """Close and open nodes by their plugins' Leases.
 
-        A Lease that is not watched has not run out, and a new watch first has to show what was missed. That a Lease was
-        given up needs no watch: a leader that has just started must not place pods there. Nor does it need one to see
-        that a plugin is back.
+        An unwatched Lease has not run out, and a new watch first has to show missed changes. Two facts need no watch:
+        that a Lease was given up, because a leader that has just started must not place pods there, and that a plugin
+        is back.
         """
         leases = self._followed.get("leases")
         if leases is None:
@@ -302,7 +302,7 @@ class Informers:
         self._state.set_stale(self._closed)
 
     def _keep_pod(self, pod: Pod) -> NeuronPod | PodUse | None:
-        """Note which pods end by themselves: what they leave as the watch shows them looks like a deletion."""
+        """Note which pods end by themselves: when they leave the watch, that looks like a deletion."""
         known = self._pods.values.get(pod.uid)
         if isinstance(known, NeuronPod) and pod.terminal and not pod.running:
             self._stopped.add(pod.uid)
@@ -314,7 +314,7 @@ class Informers:
             self._claimed.put_claim((known.namespace, known.name), claim)
 
     def _pod_changed(self, uid: str, before: NeuronPod | PodUse | None, pod: NeuronPod | PodUse | None) -> None:
-        """One that was seen alive with an assignment of ours and was rejected says that its node's plugin is away."""
+        """A rejected pod that was seen alive with an assignment of ours shows that its node's plugin is away."""
         was_running = isinstance(before, NeuronPod) and before.running and not before.ended
         was_deleted_running = was_running and pod is None and uid not in self._stopped
         if isinstance(before, NeuronPod) and self._claimed and self._claimed.is_shared(before):
@@ -355,10 +355,10 @@ class Informers:
 
 
 def show_pod(state: ClusterState, uid: str, before: Shown, pod: Shown, kept_until: float = 0.0) -> None:
-    """Bring a pod in the state from what it was to what it is now: either may ask for Neuron, or not, or be gone.
+    """Change a pod in the state from ``before`` to ``pod``: either may ask for Neuron, or not, or be gone.
 
-    One that shares a claim asks for its devices once the pod is gone for which they have counted. For ``kept_until``
-    see ``ClusterState.remove_pod``.
+    When a pod is gone, its shared claims count for the next pod that has them. For ``kept_until`` see
+    ``ClusterState.remove_pod``.
     """
     use_before, use = (record if isinstance(record, PodUse) else None for record in (before, pod))
     asks = pod if isinstance(pod, NeuronPod) and not pod.ended else None
@@ -380,13 +380,13 @@ def _show_group(state: ClusterState, _: str, before: PodGroup | None, group: Pod
 
 
 def machines_of(state: ClusterState, driver: str) -> frozenset[Geometry]:
-    """The machines that the nodes of a driver of DRA are."""
+    """The machines of the nodes of a DRA driver."""
     inventories = (info.inventory for info in state.nodes.values())
     return frozenset(inventory.geometry for inventory in inventories if inventory and inventory.claim_driver == driver)
 
 
 def _see_utilization(state: ClusterState, before: Lease | None, lease: Lease | None) -> None:
-    """Take in what a Lease says of its node's containers; most renewals change nothing of it."""
+    """Read the utilization of a node's containers from its Lease; most renewals do not change it."""
     texts = [record.annotations.get(UTILIZATION_KEY, "") if record else "" for record in (before, lease)]
     named = lease or before
     if named and texts[0] != texts[1]:
@@ -394,7 +394,7 @@ def _see_utilization(state: ClusterState, before: Lease | None, lease: Lease | N
 
 
 def see_leader(state: ClusterState, lease: Lease | None) -> None:
-    """Take in what the leader says in its Lease: what it checks before that is used, and what it has reserved."""
+    """Read the leader's annotations of its Lease: the scope of its pre-flight checks, and its reservations."""
     says = lease.annotations if lease else {}
     state.check(CheckScope.read(says.get(PREFLIGHT_KEY, "")))
     see_reserves(state, says.get(RECORDS_KEY, "[]") if lease and lease.holder else "[]")
@@ -409,7 +409,7 @@ def _keep_plugin_lease(lease: Lease) -> Lease | None:
 
 
 async def _claimed(api: ApiServer, state: ClusterState) -> ClaimedPods | None:
-    """The claims of the driver by which nodes give devices; None where none does, or without the right to look.
+    """The claims of the nodes' DRA driver; None if no node has one, or without the right to read.
 
     Raises:
         UnreachableError: the server did not answer.
@@ -448,7 +448,7 @@ def _take_pod(state: ClusterState, record: Pod) -> None:
 async def survey(
     api: ApiServer, types: Catalogue, *, lease_namespace: str = "", judge: bool = True, clock: Clock = CLOCK
 ) -> ClusterState:
-    """What an extender that starts now would know; without a ``lease_namespace`` nothing that the Leases say.
+    """The state of an extender that starts now; without a ``lease_namespace``, Leases are not read.
 
     To ``judge`` whether plugins renew their Leases takes some seconds.
 
@@ -490,10 +490,10 @@ async def _survey_groups(api: ApiServer, state: ClusterState) -> None:
 async def _stale_plugins(
     api: ApiServer, state: ClusterState, namespace: str, clock: Clock, *, judge: bool
 ) -> frozenset[str]:
-    """The nodes whose plugin's Lease is given up, or runs out while we look: one look cannot see the latter.
+    """The nodes whose plugin's Lease is given up, or runs out while we look: one look cannot see that.
 
-    So it takes until every Lease was renewed, two seconds or in a large cluster ten, or has run out. As in an extender,
-    plugins go unjudged without the right to read Leases.
+    So the look lasts until every Lease was renewed (two seconds, or ten in a large cluster) or has run out. As in an
+    extender, plugins go unjudged without the right to read Leases.
     """
     leases, first_versions, began = PluginLeases(), dict[str, str](), clock.now()
     while True:

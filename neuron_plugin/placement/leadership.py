@@ -1,14 +1,14 @@
 """Whether this replica may answer the scheduler: synced, the leader, and the last leader's writes over.
 
-Until the lists are in, an answer would be a guess; while another replica leads, a bind could take what that one has
-given away. A write that the last leader sent at its last moment may land after this replica has taken over. It can only
-bind or place a pod that is not bound yet. So a new leader lists the pods consistently. If one that asks for Neuron is
-unbound it waits until such a write's time is over, and lists again. Only then is it ready. It need not wait where the
-last leader gave the Lease up with everything settled.
+Until the lists are in, an answer would be a guess. While another replica leads, a bind could take devices that the
+leader has given away. A write that the last leader sent at its last moment may land after this replica has taken over.
+It can only bind or place a pod that is not bound yet. So a new leader lists the pods consistently. If a pod that asks
+for Neuron is unbound, it waits until such a write's time is over, and lists again. Only then it is ready. It need not
+wait if the last leader gave the Lease up with everything settled.
 
-Where the last leader was an earlier process of this very replica, that process has ended before this one began. Its
-connections were closed with it, and the API server ends a request with its connection. What had reached the store is
-older there than this replica's own write of the Lease. Then a moment after the start and a list are enough.
+If the last leader was an earlier process of this very replica, that process has ended before this one began. Its
+connections were closed with it, and the API server ends a request with its connection. Writes that reached the store
+are older than this replica's own write of the Lease. Then a moment after the start and a list are enough.
 
 The other side is in ``binding``: no bind starts that could outlive this replica's own term.
 """
@@ -44,14 +44,14 @@ _RETRY_SECONDS = 1.0
 
 
 class Readiness:
-    """Conditions by name, each unmet at first, with its reason; set by the part that knows it."""
+    """Conditions by name, each unmet at first, with its reason; the part that knows a condition sets it."""
 
     def __init__(self, conditions: Mapping[str, str]) -> None:
         self._reasons = dict(conditions)
         self.conditions: Mapping[str, str] = MappingProxyType(self._reasons)
-        """Why each condition does not hold, or the empty text where it does."""
+        """Why each condition does not hold; empty if it holds."""
         self.why_not = "; ".join(filter(None, conditions.values()))
-        """The reasons for not serving, or the empty text."""
+        """The reasons for not serving; empty if ready."""
 
     def met(self, condition: str) -> None:
         """The condition holds from now on."""
@@ -64,10 +64,10 @@ class Readiness:
 
 
 class Successor(Protocol):
-    """What a new leader has to know of the last one's work: what is reserved, which groups are checked."""
+    """A part that takes over the last leader's work: reservations, or checks of groups."""
 
     async def take_over(self) -> None:
-        """Find out. An API server that does not answer must not keep it long."""
+        """Take over. An API server that does not answer must not delay this long."""
 
 
 class Leadership:
@@ -95,7 +95,7 @@ class Leadership:
         self._patience_seconds = patience_seconds
         self._closing_seconds = closing_seconds
         self.successors = successors
-        """Who takes over what the last leader has begun."""
+        """The parts that take over the last leader's work."""
         self._clock = clock
         self._started = clock.now()
         self._news = asyncio.Event()
@@ -110,7 +110,7 @@ class Leadership:
         self._news.set()
 
     def heard(self, failure: str, leader: str) -> None:
-        """The Lease was read, and taken or renewed where that was due; or why not. ``leader`` is another replica."""
+        """The Lease was read, and taken or renewed if due; else ``failure`` says why. ``leader`` is another replica."""
         if self._won is None:
             self._readiness.unmet(CONDITION, f"{NOT_LEADER}, {leader} is" if leader else NOT_LEADER)
         if not failure:
@@ -139,7 +139,7 @@ class Leadership:
                 self._readiness.met(CONDITION)
 
     async def lead_alone(self) -> None:
-        """Without an election: be the leader, as after one that was killed at the moment this replica started."""
+        """Without an election: lead, as if the last leader was killed when this replica started."""
         started = self._clock.now()
         self._won = TermChange.TAKEN
         self._readiness.unmet(CONDITION, _TAKING_OVER)
@@ -148,7 +148,7 @@ class Leadership:
         self._readiness.met(CONDITION)
 
     async def _outwait(self, until: float) -> None:
-        """Wait until no earlier write can land any more, and list again; none can where every pod is bound."""
+        """Wait until no earlier write can land any more, and list again; no wait if every pod is bound."""
         if self._informers.any_unbound():
             await self._clock.sleep(max(0.0, until - self._clock.now()))
             await self._list()

@@ -1,7 +1,7 @@
-"""What the extender measures. Names and labels here are those of the documentation.
+"""The extender's metrics. Names and labels are as documented.
 
-Counters are written by the parts that count. Gauges are made at scrape time from the state of the moment, so a node
-that is gone leaves no series behind.
+The parts that count write the counters. Gauges are made at scrape time from the present state, so a deleted node leaves
+no series behind.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from neuron_plugin.allocation.group import GroupName
 from neuron_plugin.allocation.preflight import PreflightState
 from neuron_plugin.allocation.rejection import PREFLIGHT_DUE
 from neuron_plugin.build import build
+from neuron_plugin.placement.account import PARTS, Share
 from neuron_plugin.placement.state import ClusterState
-from neuron_plugin.planning.device_hours import PARTS, Share
-from neuron_plugin.planning.domains import common_depth
 from neuron_plugin.topology import Geometry, Unit, sets_by_count
 
 MOST_SIZED_DEVICES = 16
-"""Pods that ask for more devices than this are one size in metrics."""
+"""Pods that ask for more devices than this share one size in metrics."""
 
 _Values = dict[tuple[str, ...], float]
 _BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -129,8 +128,8 @@ def state_metrics(
     """Every gauge, from one look at the state. Only the leader reports nodes, or sums would count them twice.
 
     ``ages`` are the seconds since each watch was last heard of, by kind. ``unseen`` are the confirmed bindings that the
-    watch should have shown, and ``under_way`` the binds that have not ended. ``endings`` says how what filter assumed
-    has ended. ``now`` is of the clock of assumptions, ``unix_now`` the time of day.
+    watch should have shown, and ``under_way`` the binds that have not ended. ``endings`` says how filter's assumptions
+    have ended. ``now`` is by the clock of assumptions, ``unix_now`` the time of day.
     """
     nodes = list(state.nodes.values()) if leading else []
     cores, scattered, closed = _Values(), _Values(), _Values()
@@ -192,7 +191,7 @@ def state_metrics(
 
 
 def device_seconds(written: Mapping[Share, int]) -> CounterMetricFamily:
-    """The account of device-hours, as it is written down."""
+    """The written account of device-hours."""
     text = (
         "Devices times seconds by owner and state: busy, idle or unknown of pods; held (kept for a pod, held down, or "
         "on a node that takes no pods), free, broken. Of the leader, as written down every two minutes."
@@ -204,7 +203,7 @@ def device_seconds(written: Mapping[Share, int]) -> CounterMetricFamily:
 
 
 def _groups(state: ClusterState) -> tuple[_Values, int]:
-    """How many groups share which level, and how many pods are outside the level that their group asks for."""
+    """The number of groups by the level they share, and of pods outside the level that their group asks for."""
     cluster, domains = state.scene().cluster, state.choices.domains
     by_level, outside, members = _Values(), 0, defaultdict[GroupName, list[NeuronPod]](list)
     for pod in state.pods.values():
@@ -213,7 +212,7 @@ def _groups(state: ClusterState) -> tuple[_Values, int]:
     for pods in members.values():
         paths = [domains.path(pod.place) for pod in pods]
         if len(paths) > 1:
-            depth, wish = common_depth(paths), cluster.wish_of(pods[0])
+            depth, wish = len(domains.shared(pod.place for pod in pods)), cluster.wish_of(pods[0])
             level = domains.levels[depth - 1].name if depth else "none"
             by_level[level,] = by_level.get((level,), 0) + 1
             if wished := domains.depth_of(wish.required or wish.preferred):
@@ -226,7 +225,7 @@ def _age(pod: NeuronPod, unix_now: float) -> float:
 
 
 def _size(pod: NeuronPod) -> str:
-    """How many devices a pod asks for, as one of few values; init containers take theirs before the others run."""
+    """How many devices a pod asks for, as one of few values; init containers use theirs before the others run."""
     counts = [
         (container.kind is ContainerKind.INIT, container.count)
         for container in pod.requests
@@ -238,7 +237,7 @@ def _size(pod: NeuronPod) -> str:
 
 
 def _cores_by_state(info: NodeInfo, inventory: NodeInventory) -> dict[str, int]:
-    """How many cores of a node are in which state. What pods have and what is broken are two facts."""
+    """The number of a node's cores by state. Use and health are separate facts, so cores can be ``used-unhealthy``."""
     used_mask, healthy_mask, disabled_mask = info.used_mask, inventory.healthy_mask, inventory.disabled_mask
     broken_mask = inventory.geometry.all_mask & ~(healthy_mask | disabled_mask)
     works_mask = inventory.geometry.devices_mask(inventory.held_down)  # held down for another pod that has ended
@@ -254,7 +253,7 @@ def _cores_by_state(info: NodeInfo, inventory: NodeInventory) -> dict[str, int]:
 
 
 def _preflight_state(info: NodeInfo) -> str:
-    """A node that was rebooted is pending; one that was never checked and has pods is unchecked."""
+    """The check state of a node: pending after a reboot; unchecked if it has pods and was never checked."""
     record = info.node.preflight
     if record and record.boot_id == info.node.boot_id and info.unchecked is not PREFLIGHT_DUE:
         return record.state.value

@@ -1,9 +1,9 @@
-"""Which pods wait although room can be made for them; the leader's look every half minute.
+"""Pods that wait although room can be made for them: the leader's look every half minute.
 
-A metric and an event on the pod say what would help; with ``make-room: act`` the move is made. Another event says why a
-pod waits that is not held back by our gate. For a gated pod others of lower priority are evicted: kube-scheduler, which
-does it for all other pods, does not see a gated one. The plan is worked out in a thread, from records that do not
-change, so no call has to wait.
+A metric and an event on the pod say what would help; with ``make-room: act`` the move is made. If our gate does not
+hold a pod back, another event says why it waits. For a gated pod, pods of lower priority are evicted here:
+kube-scheduler preempts for all other pods, but does not see a gated one. The plan is made in a thread, from immutable
+records, so no call has to wait.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from math import inf
 from typing import NoReturn
 
 from neuron_plugin.allocation import NeuronPod, PodUid
+from neuron_plugin.allocation.budgets import Budget
 from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.allocation.keys import GATE
 from neuron_plugin.placement.context import PAUSE_FACTOR, Context
@@ -25,12 +26,10 @@ from neuron_plugin.placement.events import gist, say_waiting
 from neuron_plugin.placement.room import Room
 from neuron_plugin.placement.state import in_line
 from neuron_plugin.planning import Judgement, Move, MoveRules, Scene, Standing, judge_all
-from neuron_plugin.planning.budgets import Budget
-from neuron_plugin.planning.judgement import PREEMPTED_BY_NAME, note_of
-from neuron_plugin.planning.population import PodKind, kind_of
+from neuron_plugin.planning.population import PodKind
 
 MOST_PODS = 20
-"""Waiting pods planned for in one look; a gang counts as one."""
+"""Waiting pods that one look plans for; a gang counts as one."""
 _log = logging.getLogger(__name__)
 
 
@@ -62,10 +61,10 @@ class Planner:
         self._had_turn: set[PodKind] = set()
         self._reported: dict[PodUid, float] = {}
         self._said: dict[PodUid, str] = {}
-        """By pod, the gist of why it waits, as an event has said it."""
+        """By pod, the gist of its last event about why it waits."""
         self._without_victims: set[PodUid] = set()
         self._budgets: tuple[Budget, ...] = ()
-        """As they were at the last look."""
+        """The budgets at the last look."""
 
     async def run(self) -> NoReturn:
         """Look periodically, and as soon as a pod has waited long enough, until cancelled."""
@@ -74,7 +73,7 @@ class Planner:
         while True:
             await self._room.tend()
             is_new = any(pod.uid not in self._planned for pod in self._due())
-            # What a budget has refused may be allowed now.
+            # The budgets may allow now an eviction that they refused before.
             budgets_changed = self._budgets != tuple(self._state.budgets.values()) and clock.now() >= rested
             if is_new or budgets_changed or clock.now() >= next_look:
                 began = clock.now()
@@ -91,7 +90,7 @@ class Planner:
         due = [] if self._context.ready.why_not else sorted(self._due(), key=in_line)
         self._planned = {pod.uid for pod in due}
         judged = await self._plan(self._in_turn(due)) if due else []
-        await self._report_other_names(one.pod for one in judged if one.helps == PREEMPTED_BY_NAME)
+        await self._report_other_names(one for one in judged if one.is_preempted_by_name)
         for standing in Standing:
             number = sum(one.standing is standing for one in judged)
             self._context.metrics.waiting_pods.labels(standing.value).set(number)
@@ -109,22 +108,22 @@ class Planner:
                 self._reported[uid] = now
             elif now - self._reported.get(uid, -inf) >= self._context.times.repeat:
                 self._reported[uid] = now
-                note = f"Enough Neuron devices are free, but not together. {note_of(move)}."
+                note = f"Enough Neuron devices are free, but not together. {move.note}."
                 _log.info("a move would make room", extra={"pod": str(move.pod.reference), "uid": uid, "note": note})
                 await self._context.report(move.pod.reference, EventReason.ROOM_BY_MOVE, note, warning=False)
 
     async def _explain(self, judged: Iterable[Judgement]) -> None:
-        """Say on pods that are not held back by our gate alone why they wait; of the others the upkeep says it."""
+        """Write why pods wait, unless our gate alone holds them back; the upkeep reports those."""
         self._said = {uid: said for uid, said in self._said.items() if uid in self._planned}
         for one in judged:
-            has_own_event = one.move or one.helps == PREEMPTED_BY_NAME
+            has_own_event = one.move or one.is_preempted_by_name
             pod, text = one.pod, "" if has_own_event else one.text
             if pod.rules.gates != (GATE,) and text and self._said.get(pod.uid) != gist(text):
                 self._said[pod.uid] = gist(text)
                 await say_waiting(self._context, pod.reference, text)
 
     async def _keep_for_groups(self, judged: Sequence[Judgement]) -> None:
-        """Of a group for which room is made, keep what fits already, too."""
+        """If room is made for a group, keep places for its pods that fit already, too."""
         groups = {
             one.pod.group
             for one in judged
@@ -139,17 +138,17 @@ class Planner:
         """Whether a move that helps a pod would be made."""
         return self._makes_moves and self._room.may_evict and self._room.may_move_for(pod)
 
-    async def _report_other_names(self, pods: Iterable[NeuronPod]) -> None:
-        """kube-scheduler sees no victims for such a pod, and says of it only that no node is a candidate."""
+    async def _report_other_names(self, judged: Iterable[Judgement]) -> None:
+        """Report pods whose victims kube-scheduler cannot see: it says only that no node is a candidate."""
         self._without_victims &= self._planned
-        for pod in pods:
+        for pod, why in ((one.pod, one.helps) for one in judged):
             if pod.uid not in self._without_victims:
                 self._without_victims.add(pod.uid)
                 _log.info("no preemption across resource names", extra={"pod": str(pod.reference), "uid": pod.uid})
-                await self._context.report(pod.reference, EventReason.NO_PREEMPTION, PREEMPTED_BY_NAME)
+                await self._context.report(pod.reference, EventReason.NO_PREEMPTION, why)
 
     def _due(self) -> list[NeuronPod]:
-        """The pods that have waited long enough, in any order; gated ones that may preempt at once."""
+        """The pods that have waited long enough, in any order; gated pods that may preempt are due at once."""
         oldest = self._context.unix_seconds() - self._after_seconds
         state = self._state
         waiting = [pod for pod in state.pods.values() if state.waits(pod) and pod.uid not in state.reserved]
@@ -157,14 +156,14 @@ class Planner:
         return [pod for pod in waiting if pod.created <= oldest or pod.uid in preempting]
 
     def _in_turn(self, due: list[NeuronPod]) -> list[NeuronPod]:
-        """Those of the pods that are planned for in this look, in their order.
+        """The due pods that this look plans for, in order.
 
-        First comes one pod of each kind, and of the kinds those that had no turn lately: many pods that cannot be
-        helped keep no other from being looked at. A gang is looked at as a whole.
+        First comes one pod of each kind, first of the kinds that had no turn lately: many pods without help do not
+        block the others. A gang is looked at as a whole.
         """
         by_kind = defaultdict[PodKind, list[list[NeuronPod]]](list)
         for pod in due:
-            units = by_kind[kind_of(pod)]
+            units = by_kind[PodKind.of(pod)]
             if units and pod.group and self._state.least_of(pod.group) > 0:
                 units[0].append(pod)
             else:
@@ -172,7 +171,7 @@ class Planner:
         kinds = sorted(by_kind, key=self._had_turn.__contains__)  # else as in ``due``
         rounds = zip_longest(*(by_kind[kind] for kind in kinds))
         chosen = list(islice((unit for units in rounds for unit in units if unit), MOST_PODS))
-        self._had_turn = (self._had_turn & by_kind.keys()) | {kind_of(unit[0]) for unit in chosen}
+        self._had_turn = (self._had_turn & by_kind.keys()) | {PodKind.of(unit[0]) for unit in chosen}
         if self._had_turn == by_kind.keys():
             self._had_turn.clear()
         uids = {pod.uid for unit in chosen for pod in unit}
@@ -185,7 +184,7 @@ class Planner:
             yield from (pod for pod in waiting if pod.gated and pod.preempts and pod.priority > least)
 
     async def _plan(self, due: list[NeuronPod]) -> list[Judgement]:
-        """What is thought of these pods, each having its sets or its move before the next is looked at."""
+        """The judgements of these pods; each has its sets or its move before the next is looked at."""
         alone = self._room.left_alone(self._state.pods.values())
         cluster = self._state.snapshot(left_alone=alone, protected=self._room.protected)
         gated = {pod.uid for pod in due if pod.gated}

@@ -1,9 +1,9 @@
-"""The checks of nodes before these take pods: their pods are made, looked at and deleted, and the results written.
+"""The pre-flight checks of nodes: make, look at and delete their pods, and write the results.
 
-Once in a while, by the leader. What is due follows from the node's annotation, the pods of the checks and the time: see
-``planning.preflight``. Nothing else is remembered, so the next leader goes on where this one ended. The pod of a check
-names its node: no scheduler places it, and so none evicts others for it. What keeps users' pods off the node is
-``NodeInfo.unchecked``.
+The leader looks periodically. The next step follows from the node's annotation, the pods of the checks and the time:
+see ``check_steps``. Nothing else is remembered, so the next leader goes on where this one ended. The pod of a
+check names its node: no scheduler places it, and so none evicts other pods for it. ``NodeInfo.unchecked`` keeps users'
+pods off the node.
 """
 
 from __future__ import annotations
@@ -21,16 +21,24 @@ from neuron_plugin.cluster.objects import pages
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.cluster.writes import create_pod, delete_pod, describe_node
 from neuron_plugin.placement.check_pods import check_manifest, check_pod, check_results, check_scope
+from neuron_plugin.placement.check_steps import (
+    NOTHING,
+    CheckEnd,
+    CheckPod,
+    CheckStep,
+    PreflightRules,
+    next_step,
+    unable,
+)
 from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.settings import OnUnable, PreflightSettings
 from neuron_plugin.placement.writer import Outcome, Writer
-from neuron_plugin.planning.preflight import NOTHING, CheckEnd, CheckPod, CheckStep, PreflightRules, next_step, unable
 from neuron_plugin.topology import CoreMask
 
 EVENTS = {PreflightState.FAILED: EventReason.PREFLIGHT_FAILED, PreflightState.UNABLE: EventReason.PREFLIGHT_UNABLE}
 """The reason of the event on a node whose check has not passed."""
 MOST_WRITES = 50
-"""Nodes of which something is written in one look."""
+"""Nodes whose check is written in one look."""
 _log = logging.getLogger(__name__)
 
 
@@ -45,11 +53,11 @@ class PreflightChecks:
         self._namespace = namespace
         self._rules = rules_of(settings)
         self._written: dict[str, tuple[Preflight, float]] = {}
-        """By node, what was written there, until the watch shows it or it should have."""
+        """By node, the record written there, until the watch shows it or should have shown it."""
         self._queued: set[str] = set()
-        """Nodes that wait for others to be checked."""
+        """Nodes that wait for the checks of other nodes."""
         self._refused: set[str] = set()
-        """Nodes on which nothing could be written, which was said."""
+        """Nodes that refused a write, which was reported."""
         self._may_have_checks = True
 
     async def look(self) -> None:
@@ -95,7 +103,7 @@ class PreflightChecks:
                 self._queued.add(node.name)
 
     def _nodes(self) -> dict[str, NeuronNode]:
-        """The nodes with what was written on them lately, which the watch may not show yet."""
+        """The nodes with the latest written records, which the watch may not show yet."""
         now = self._context.clock.now()
         covers = self._state.checked.covers
         nodes = {
@@ -120,12 +128,12 @@ class PreflightChecks:
     def _step(self, node: NeuronNode, check: CheckPod | None) -> CheckStep:
         info, now = self._state.nodes.get(node.name), self._context.unix_seconds()
         if info is None:
-            return NOTHING  # it is gone since the look began
+            return NOTHING  # the node was deleted since the look began
         ready = not (info.stale or node.cordoned or node.rules.lost)
         return next_step(node, check, self._rules, now, busy=self._state.users_on(node.name), ready=ready)
 
     async def _begin(self, node: NeuronNode) -> None:
-        """Make the pod of a check. One that waited for other checks may be kept from running for a while from now."""
+        """Make the pod of a check. If it waited for other checks, its time to start running begins now."""
         now = self._context.unix_seconds()
         if node.name in self._queued:
             record = Preflight(PreflightState.PENDING, node.boot_id, now)
@@ -137,12 +145,12 @@ class PreflightChecks:
         attempt = await self._writer.send(create_pod(manifest, self._namespace))
         self._may_have_checks = True
         is_late = node.preflight is None or now - node.preflight.at >= self._rules.timeout
-        # A conflict is the pod of the last check, which is being deleted; or somebody else's.
+        # A conflict is the pod of the last check, which is being deleted, or a foreign pod.
         if attempt.outcome is Outcome.REFUSED and attempt.status and (attempt.status != HTTPStatus.CONFLICT or is_late):
             await self._write(node.name, unable(node, self._rules, now, f"its pod was refused: {attempt.error}"))
 
     async def _write(self, name: str, record: Preflight) -> bool:
-        """Write how a node stands, and say so where a check has not passed; whether it is written."""
+        """Write a check's record, and report a check that has not passed; gives whether it is written."""
         attempt = await self._writer.send(describe_node(name, annotations={PREFLIGHT_KEY: write_preflight(record)}))
         reference = ObjectReference("Node", name, name, "v1")
         fields = {"node": name, "state": record.state.value, "said": record.text}
@@ -179,7 +187,7 @@ async def give_devices(context: Context, writer: Writer, check: CheckPod, mask: 
     """Allocate these cores to the claim of a check's pod, where its node gives devices by claims.
 
     The claim is made from its template by kube-controller-manager, which reserves it for the pod, too, because the pod
-    is on its node already (``pkg/controller/resourceclaim``); until then its kubelet waits.
+    is on its node already (``pkg/controller/resourceclaim``); until then the kubelet waits.
     """
     pod, info = context.state.pods.get(PodUid(check.uid)), context.state.nodes.get(check.node)
     may_start = check.end is CheckEnd.RUNS and not check.terminating
@@ -192,5 +200,5 @@ async def give_devices(context: Context, writer: Writer, check: CheckPod, mask: 
 
 
 def rules_of(settings: PreflightSettings) -> PreflightRules:
-    """The settings as the pure part has them."""
+    """The settings as rules for ``check_steps``."""
     return PreflightRules(settings.timeout, settings.retry, settings.on_unable is OnUnable.CLOSED)

@@ -1,9 +1,9 @@
 """The gated pods, in the order in which they are placed.
 
 Order is priority, then creation; a group has the highest priority of its pods. Pods that ask for the same, may go to
-the same nodes and have the same priority are of one kind. What is true of the first of them is true of all, so kinds
-are judged and not pods. A kind that fits nowhere is not looked at again before something changes that nodes can give. A
-group is a kind of its own.
+the same nodes and have the same priority are of one kind. An answer for one pod holds for all of its kind, so kinds are
+judged, not pods. A kind that fits nowhere is not looked at again until the capacity of some node changes. A group is a
+kind of its own.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from neuron_plugin.allocation import NeuronPod, PodUid
-from neuron_plugin.planning.population import PodKind, kind_of
-from neuron_plugin.planning.scene import rank_of
+from neuron_plugin.allocation.pod import in_rank_order
+from neuron_plugin.planning.population import PodKind
 
 
 @dataclass
@@ -46,15 +46,15 @@ class Queue:
         return len(self._kinds)
 
     def look_at(self, anti_keys: Collection[str]) -> None:
-        """The anti-affinity of placed pods looks at these labels now: pods that were alike may not be any more."""
+        """The anti-affinity of placed pods looks at these labels now, so pods of one kind may differ now."""
         if self._anti_keys != frozenset(anti_keys):
             self._anti_keys = frozenset(anti_keys)
             for pod in [pod for line in self._lines.values() for pod in line.pods.values()]:
                 self.put(pod)
 
     def put(self, pod: NeuronPod) -> None:
-        """A pod waits, or what it says has changed."""
-        kind, known = kind_of(pod, self._anti_keys), self._kinds.get(pod.uid)
+        """A pod waits, or its spec has changed."""
+        kind, known = PodKind.of(pod, self._anti_keys), self._kinds.get(pod.uid)
         if kind.group:
             self.hopeless.discard(kind)  # the group may be complete now, or all of its pods can be served
         if known == kind:
@@ -67,7 +67,7 @@ class Queue:
         heappush(line.order, (pod.created, pod.reference.name, pod.uid))
 
     def remove(self, uid: PodUid) -> None:
-        """A pod waits no more."""
+        """A pod no longer waits."""
         if kind := self._kinds.pop(uid, None):
             line = self._lines[kind]
             del line.pods[uid]
@@ -76,24 +76,24 @@ class Queue:
                 self.hopeless.discard(kind)
 
     def pods(self, kind: PodKind) -> list[NeuronPod]:
-        """The waiting pods of a kind, the oldest first; those of a group in the order of their ranks."""
+        """The waiting pods of a kind, the oldest first; pods of a group in the order of their ranks."""
         pods = self._lines[kind].pods.values() if kind in self._lines else ()
         if kind.group:
-            return sorted(pods, key=rank_of)
+            return in_rank_order(pods)
         return sorted(pods, key=lambda pod: (pod.created, pod.reference.name))
 
     def kinds(self) -> list[PodKind]:
-        """The kinds of which a pod waits."""
+        """The kinds with a waiting pod."""
         return list(self._lines)
 
     def clear(self) -> None:
-        """No pod waits."""
+        """Remove all pods."""
         self._lines.clear()
         self._kinds.clear()
         self.hopeless.clear()
 
     def in_order(self) -> Iterator[tuple[PodKind, NeuronPod]]:
-        """The pods to be looked at, each once, in their order.
+        """The pods to look at, each once, in order.
 
         The caller puts a kind that fits nowhere into ``hopeless`` and gets no other pod of it. It may remove the pod
         that it was given.
@@ -117,6 +117,6 @@ class Queue:
                 heappush(heads, (*self._rank(kind, following), number, kind))
 
     def _rank(self, kind: PodKind, first: NeuronPod) -> tuple[int, float, str]:
-        """Where a kind stands among others, by its first pod and the highest priority in it."""
+        """The sort key of a kind, by its first pod and its highest priority."""
         pods = self._lines[kind].pods.values() if kind.group else (first,)
         return -max(pod.priority for pod in pods), first.created, first.reference.name

@@ -1,4 +1,4 @@
-"""What is reserved for a pod that waits, or for a rank of a group, as it is written into the leader's Lease."""
+"""Reservations for waiting pods, or for ranks of groups, as they are written into the leader's Lease."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.topology import CoreMask, cores_in
 
 RECORDS_KEY = "neuron-plugin.io/moves"
-"""Annotation of the leader's Lease: what is reserved, and for whom pods were moved lately."""
+"""Annotation of the leader's Lease: the reservations, and the pods for which others were moved lately."""
 MOST_PLAIN_BYTES, MOST_BYTES = 1 << 16, 250_000
-"""Longer ones are compressed. An object may have 256 KiB of annotations: that is some four thousand records."""
+"""Longer texts are compressed. An object may have 256 KiB of annotations: that is some four thousand records."""
 
 
 class ReserveRecord(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A reserve as the next leader finds it. ``cores`` are reserved on ``node``; ``at`` is in unix seconds.
+    """A reservation as the next leader reads it. ``cores`` are reserved on ``node``; ``at`` is in unix seconds.
 
     ``uid`` is the waiting pod's, or the name of a rank of a group, which has a "#". ``victims`` are UIDs, ``owners``
-    the controllers of pods that were moved, as NAMESPACE/KIND/NAME. ``group`` is that of a pod that is placed with
-    others, of a rank or of a spare node, as NAMESPACE/NAME; ``lent_below`` as in ``Reservation``.
+    the controllers of moved pods, as NAMESPACE/KIND/NAME. ``group`` is the group of the pod, rank or spare node, as
+    NAMESPACE/NAME; ``lent_below`` as in ``Reservation``.
     """
 
     uid: str
@@ -43,18 +43,18 @@ class ReserveRecord(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
 
     @property
     def reservation(self) -> Reservation:
-        """What is kept for the waiting pod, or for the rank."""
+        """The reservation for the waiting pod, or for the rank."""
         pod = PodReference(PodUid(self.uid), self.namespace, self.name)
         return Reservation(pod, self.node, _mask_of(self.cores), self.lent_below)
 
     @property
     def is_spare(self) -> bool:
-        """Whether it is a spare node of a group, and no rank's place."""
+        """Whether it is a spare node of a group, not a rank's place."""
         return self.lent_below is not None
 
     @property
     def is_for_pod(self) -> bool:
-        """Whether it is for one pod, and for no other that takes its rank."""
+        """Whether it is for one pod only, not for the next pod of its rank."""
         return "#" not in self.uid
 
     @property
@@ -66,7 +66,7 @@ class ReserveRecord(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
 
 @lru_cache(maxsize=4_096)
 def cores_text(mask: CoreMask) -> str:
-    """Cores as a record has them."""
+    """Cores as the text in a record."""
     return ranges(cores_in(mask))
 
 
@@ -76,10 +76,10 @@ def _mask_of(cores: str) -> CoreMask:
 
 
 def write_records(records: Iterable[ReserveRecord]) -> str:
-    """The records as they are written: JSON, and where that is long compressed, because annotations are bounded.
+    """The records as written: JSON, compressed if it is long, because annotations are bounded.
 
-    Where that is too long all the same the places of pods of groups are left out: these are on their way. Moves that
-    were begun, ranks and spare nodes stay.
+    If that is still too long, the places of groups' pods are left out: these are being placed now. Moves that were
+    begun, ranks and spare nodes stay.
     """
     records = [*records]
     text = msgspec.json.encode(records)
@@ -91,7 +91,7 @@ def write_records(records: Iterable[ReserveRecord]) -> str:
 
 
 def read_records(text: str) -> dict[ReserveRecord, Reservation]:
-    """What ``write_records`` has written; each with what is kept by it.
+    """The records that ``write_records`` has written, each with its reservation.
 
     Raises:
         ValueError: it is none of that.
@@ -105,9 +105,9 @@ def read_records(text: str) -> dict[ReserveRecord, Reservation]:
 
 
 def see_reserves(state: ClusterState, text: str) -> None:
-    """Show what a leader has written that it keeps to somebody who does not lead, in place of what was shown before.
+    """Show the leader's written reservations on a replica that does not lead, in place of those shown before.
 
-    What it keeps for pods that have a place by now, or for groups that are gone, is left out: it writes that off soon.
+    Reservations for placed pods, or for deleted groups, are left out: the leader will remove them soon.
     """
     try:
         records = read_records(text or "[]")
@@ -125,11 +125,11 @@ def _is_needed(record: ReserveRecord, state: ClusterState) -> bool:
     if record.is_for_pod:
         pod = state.pods.get(PodUid(record.uid))
         return pod is not None and not pod.place
-    # The pods of a LeaderWorkerSet's replica are all made again: what is kept for it lasts without any.
+    # The pods of a LeaderWorkerSet's replica are all made again, so its reservations last without any pod.
     return "/" in record.group_name[1] or bool(state.members_of(record.group_name))
 
 
 def is_sick(state: ClusterState, record: ReserveRecord) -> bool:
-    """Whether a device of what is reserved is not healthy, or its node not known."""
+    """Whether a reserved device is not healthy, or its node unknown."""
     info = state.nodes.get(record.node)
     return info is None or info.inventory is None or bool(record.reservation.mask & ~info.inventory.healthy_mask)

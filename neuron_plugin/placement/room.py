@@ -1,15 +1,14 @@
-"""Room for pods that wait: what is reserved for whom, and who is evicted for it.
+"""Room for waiting pods: reservations, and evictions that make room.
 
 A set is reserved first, in the same step that checks that the move is still possible, so nothing can take it while its
 cores come free. Then the pods in its way are evicted, as many at a time as disruption budgets allow. A move that needs
-more goes in stages: it holds what is free, and goes on when the budget allows. It is given back after a while, and pods
-of that kind then wait before another try. A move is not begun where its budget cannot recover.
+more goes in stages: it holds the free cores, and goes on when the budget allows. After a while the cores are given
+back, and pods of that kind then wait before another try. A move is not begun where its budget cannot recover.
 
-What is kept for groups is told in ``group_places``; it is written down here, with the rest, in one write for all who
-wait for that.
+``group_places`` keeps places for groups; their records are written here with the others, in one write for all.
 
 Each record is written into an annotation of the leader's Lease, before the first eviction. Only the holder of the Lease
-can write it, so the next leader knows what is reserved. A move that was cut off half way it does not go on with: it
+can write it, so the next leader knows the reservations. It does not continue a move that was cut off half way: it
 reserves nothing for it and evicts nothing more.
 """
 
@@ -25,6 +24,7 @@ from functools import partial
 from http import HTTPStatus
 
 from neuron_plugin.allocation import NeuronPod, PodUid
+from neuron_plugin.allocation.budgets import Budget
 from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.cluster import ApiError, ApiRequest, ClusterError, LeaseName
@@ -46,13 +46,11 @@ from neuron_plugin.placement.reserves import (
     write_records,
 )
 from neuron_plugin.placement.writer import Outcome, Writer
-from neuron_plugin.planning import PREEMPTION, RULES, Move, MoveRules, Relocation, still_possible
-from neuron_plugin.planning.budgets import Budget, beyond_budgets
-from neuron_plugin.planning.population import PodKind, kind_of
-from neuron_plugin.planning.scene import owner_of
+from neuron_plugin.planning import PREEMPTION, RULES, Move, MoveRules, Relocation
+from neuron_plugin.planning.population import PodKind
 
 MOST_READS = 10
-"""Of the records, by a new leader: without them groups that are half placed may lose the rest of their places."""
+"""Reads of the records by a new leader: without them, half-placed groups may lose the rest of their places."""
 READ_AGAIN_SECONDS = 1.0
 _MINUTE = 60.0
 _log = logging.getLogger(__name__)
@@ -87,8 +85,8 @@ class _Staged:
 class Room:
     """The reserves and moves of one replica. Only the leader makes any.
 
-    ``lease`` keeps the records; without it there is no election, nothing is written down and no pod is evicted.
-    ``evictions_per_minute`` bounds what all moves together may do.
+    ``lease`` keeps the records; without it there is no election, nothing is written and no pod is evicted.
+    ``evictions_per_minute`` bounds all moves together.
     """
 
     def __init__(
@@ -109,18 +107,18 @@ class Room:
         self._records: dict[str, ReserveRecord] = {}
         self._staged: dict[PodUid, _Staged] = {}
         self._shown: dict[str, Reservation] = {}
-        """What another replica that leads keeps, as its Lease says."""
+        """The reservations of another leader, as its Lease says."""
         self._free_since: dict[str, float | None] = {}
-        """Of what is reserved for a pod: since when the set is free; None while a victim has some of it."""
+        """By reservation for a pod: since when the set is free; None while a victim has some of it."""
         self._failed_until: dict[tuple[PodKind, bool], float] = {}
-        """By the kind of the waiting pod, and whether it was to preempt."""
+        """By kind of the waiting pod, and whether it was to preempt: when the next attempt is allowed."""
         self._left_alone_until: dict[str, float] = {}
-        """By controller."""
+        """By controller: until when its pods are not moved."""
         self._protected_until: dict[PodUid, float] = {}
         self._evictions: deque[float] = deque()
         self._writing = asyncio.Lock()
         self._written = ""
-        """The records as they stand in the Lease; empty where that is not known."""
+        """The records as they stand in the Lease; empty if unknown."""
         self._why_not_written = ""
         self.places = GroupPlaces(context)
 
@@ -129,10 +127,10 @@ class Room:
         """Whether this replica may evict at all."""
         return self._lease is not None
 
-    # What the last leader has left, and what ends.
+    # Taking over, and the end of reservations.
 
     async def take_over(self) -> None:
-        """Read what the last leader has reserved, and go on reserving what it opened."""
+        """Read the last leader's reservations, and keep the sets that it opened."""
         for key, reservation in self._shown.items():
             if self._state.reserved.get(key) is reservation:
                 self._state.release(key)
@@ -157,7 +155,7 @@ class Room:
                 self._keep(record)
 
     async def _last_records(self, lease: LeaseName) -> dict[ReserveRecord, Reservation]:
-        """What the last leader has written down; read again while the API server does not answer, for a while."""
+        """The last leader's records; read again for a while if the API server does not answer."""
         reads = 0
         while True:
             try:
@@ -180,9 +178,9 @@ class Room:
         self._state.reserve(record.reservation)
 
     async def tend(self) -> None:
-        """End the reserves that are used, not needed or useless; all of them once another replica leads.
+        """End reservations that are used, not needed or useless; all of them once another replica leads.
 
-        What that one keeps is shown then: people may ask any replica.
+        The other leader's reservations are shown then: people may ask any replica.
         """
         if self._context.ready.conditions.get(CONDITION):
             self._forget()
@@ -213,7 +211,7 @@ class Room:
         await self.record()
 
     def _longest(self, key: str) -> float:
-        """How long a move may take: less while it waits for disruption budgets than for victims to end."""
+        """How long a move may take: less while it waits for budgets than while victims end."""
         staged, times = self._staged.get(PodUid(key)), self._context.times
         return times.stages if staged and staged.left else times.longest
 
@@ -245,7 +243,7 @@ class Room:
         self._written = ""
         self.places.forget()
 
-    # Who may be moved for whom.
+    # Which pods may be moved, and for which.
 
     def may_move_for(self, pod: NeuronPod, *, preempting: bool = False) -> bool:
         """Whether no room was made for this pod lately, and no attempt for its kind failed.
@@ -254,24 +252,24 @@ class Room:
         """
         record = self._records.get(pod.uid)
         is_first = record is None or (preempting and bool(record.owners))  # only moves have owners
-        return is_first and (kind_of(pod), preempting) not in self._failed_until
+        return is_first and (PodKind.of(pod), preempting) not in self._failed_until
 
     def left_alone(self, pods: Iterable[NeuronPod]) -> set[PodUid]:
-        """Those of some pods of whose controller a pod was moved lately."""
+        """The pods whose controller had a pod moved lately."""
         if not (known := self._left_alone_until):
             return set()
-        return {pod.uid for pod in pods if owner_of(pod) in known}
+        return {pod.uid for pod in pods if pod.owner in known}
 
     @property
     def protected(self) -> frozenset[PodUid]:
-        """The pods whose eviction the API server has refused lately, though no budget is known to forbid it."""
+        """The pods whose eviction the API server has refused lately, although no known budget forbids it."""
         return frozenset(self._protected_until)
 
     # Making room.
 
     async def make(self, move: Move) -> bool:
-        """Reserve the set and evict the victims, as far as budgets allow now; whether the move is under way."""
-        now, pod, kind = self._context.clock.now(), move.pod.reference, kind_of(move.pod)
+        """Reserve the set and evict the victims, as far as budgets allow now; gives whether the move is under way."""
+        now, pod, kind = self._context.clock.now(), move.pod.reference, PodKind.of(move.pod)
         while self._evictions and self._evictions[0] <= now - _MINUTE:
             self._evictions.popleft()
         too_many = len(self._evictions) + len(move.victims) > self._evictions_per_minute and not move.preempts
@@ -285,7 +283,7 @@ class Room:
             node=move.node,
             cores=cores_text(move.mask),
             victims=tuple(victim.uid for victim in victims),
-            owners=() if move.preempts else tuple(sorted(set(map(owner_of, victims)))),
+            owners=() if move.preempts else tuple(sorted({victim.owner for victim in victims})),
             at=self._context.unix_seconds(),
         )
         self._keep(record)
@@ -308,7 +306,7 @@ class Room:
         return pod.uid in self._staged
 
     async def _try_first(self, move: Move) -> MoveEnding | None:
-        """Try without effect whether the evictions that budgets allow now would be done; how the move ends if not.
+        """Try, as a dry run, the evictions that budgets allow now; gives how the move ends if they fail.
 
         A move in stages is begun only if some victim can be evicted at once.
         """
@@ -329,10 +327,10 @@ class Room:
 
     def _beyond(self, victims: Iterable[Relocation]) -> dict[Budget, list[NeuronPod]]:
         pods = [known for victim in victims if (known := self._state.pods.get(victim.pod.uid))]
-        return beyond_budgets(self._state.budgets.values(), pods)
+        return Budget.beyond(self._state.budgets.values(), pods)
 
     async def _go_on(self, pod: NeuronPod) -> None:
-        """Evict those victims of a move that may be evicted now; the others wait for their budgets."""
+        """Evict the victims of a move that may be evicted now; the others wait for their budgets."""
         staged = self._staged.get(pod.uid)
         if staged is None or not staged.left:
             return
@@ -353,7 +351,7 @@ class Room:
             await self._context.report(pod.reference, EventReason.ROOM_RESERVED, staged.said, warning=False)
 
     async def _give_back(self, record: ReserveRecord, pod: NeuronPod) -> None:
-        """End a move that did not come to its end in time, and let pods of that kind wait before another."""
+        """End a move that took too long, and let pods of that kind wait before another."""
         staged = self._staged.get(pod.uid)
         if staged:
             self._failed_until[staged.kind, staged.move.preempts] = (
@@ -373,11 +371,11 @@ class Room:
         self._records.pop(record.uid, None)
         if ending is MoveEnding.FAILED:
             until = self._context.clock.now() + self._context.times.retry
-            self._failed_until[kind_of(move.pod), move.preempts] = until
+            self._failed_until[PodKind.of(move.pod), move.preempts] = until
         self._end(record, ending)
 
     async def _evict(self, victim: Relocation, *, dry_run: bool = False) -> Outcome:
-        """Evict a pod, or try it without effect. One that is gone already makes room, too."""
+        """Evict a pod, or try it as a dry run. A pod that is gone already makes room, too."""
         pod = victim.pod.reference
         request = evict_pod(namespace=pod.namespace, name=pod.name, uid=pod.uid, dry_run=dry_run)
         attempt = await self._writer.send(request, timeout_seconds=self._context.times.request)
@@ -420,15 +418,15 @@ class Room:
         waits = not self._state.bound_to(move.pod.uid) and move.pod.uid not in self._state.assumed
         alone = self.left_alone(victim.pod for victim in move.victims)
         cluster = replace(self._state.scene().cluster, left_alone=alone, protected=self.protected)
-        return waits and still_possible(cluster, move, PREEMPTION if move.preempts else self._rules)
+        return waits and move.is_possible(cluster, PREEMPTION if move.preempts else self._rules)
 
     # The records.
 
     async def record(self) -> bool:
-        """Write all records into the Lease, if this replica holds it; whether they stand there."""
+        """Write all records into the Lease, if this replica holds it; gives whether they stand there."""
         if self._lease is None:
             return True
-        async with self._writing:  # whoever comes meanwhile finds its records written with those of others
+        async with self._writing:  # callers that wait here find their records already written
             text = write_records([*self._records.values(), *self.places.records.values()])
             if text == self._written:
                 return True

@@ -1,4 +1,4 @@
-"""The certificate that a server shows, read again whenever its files are replaced."""
+"""A server's certificate, read again whenever its files are replaced."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class ServerCertificate:
-    """A certificate chain, a key and clients' CA in files that others may replace, and the context that serves them.
+    """A certificate chain, a key and clients' CA in files that may be replaced, and the context that serves them.
 
     TLS 1.2 at least, and clients' certificates when a CA is given. A certificate is read again into the live context,
     so connections go on and the next handshake gets the new one.
@@ -26,7 +26,7 @@ class ServerCertificate:
         """Load them.
 
         Raises:
-            SettingsError: a file cannot be read or is not what it should be; names the setting and the file.
+            SettingsError: a file cannot be read or is invalid; names the setting and the file.
         """
         self._files = {"tls-cert": chain, "tls-key": key} | ({"client-ca": client_ca} if client_ca else {})
         self._seen = self._contents()
@@ -39,8 +39,8 @@ class ServerCertificate:
     def reload_if_changed(self) -> bool:
         """Read the files again if they were replaced; a pair that does not match yet is left for the next look.
 
-        Such a pair would leave the live context without any, so it is tried on another one first. A CA that was
-        replaced stays trusted until the next start.
+        Such a pair would leave the live context without a certificate, so it is tried on another one first. A replaced
+        CA stays trusted until the next start.
         """
         try:
             contents = self._contents()

@@ -19,7 +19,7 @@ WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - names of addresses, nothing listen
 
 
 class FilterMode(enum.StrEnum):
-    """What filter answers for a pod that fits some nodes."""
+    """The answer of filter for a pod that fits some nodes."""
 
     BEST = "best"
     """The best node alone, and the pod's set is assumed there."""
@@ -28,7 +28,7 @@ class FilterMode(enum.StrEnum):
 
 
 class MakeRoom(enum.StrEnum):
-    """What is done for a pod that waits although enough is free."""
+    """The action for a pod that waits although enough is free."""
 
     OFF = "off"
     """Nothing."""
@@ -39,7 +39,7 @@ class MakeRoom(enum.StrEnum):
 
 
 class OnUnable(enum.StrEnum):
-    """What becomes of a node whose pre-flight check cannot run."""
+    """The state of a node whose pre-flight check cannot run."""
 
     OPEN = "open"
     """It takes pods unchecked."""
@@ -48,18 +48,18 @@ class OnUnable(enum.StrEnum):
 
 
 class GroupPreflight(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
-    """The check of a group before it starts, if it asks for one: what differs from a node's. None without a command."""
+    """The check of a group that asks for one, as far as it differs from a node's. Without a command there is none."""
 
     command: tuple[str, ...] = ()
     host_network: bool = False
 
 
 class PreflightSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
-    """The check of a node before it takes pods. ``pod`` is its pod's spec, without one nothing is checked.
+    """The check of a node before it takes pods. ``pod`` is its pod's spec; without one nothing is checked.
 
-    Seconds: ``timeout`` is how long a check may take, or be kept from running; ``retry`` is when one that has not
-    passed is made again, 0 for by hand only. At most ``parallel`` nodes are checked at a time. Where nodes give their
-    devices by claims, a check has a claim from ``claim_template``; without one they are not checked.
+    Seconds: ``timeout`` is how long a check may take, or be kept from running. A check that has not passed is made
+    again after ``retry``, 0 for by hand only. At most ``parallel`` nodes are checked at a time. If nodes give devices
+    by claims, a check has a claim from ``claim_template``; without one they are not checked.
     """
 
     pod: dict[str, Any] = {}
@@ -260,7 +260,7 @@ def check(settings: ExtenderSettings) -> None:
     """Refuse combinations that would serve less safely than they look.
 
     Raises:
-        SettingsError: which settings contradict each other and what to change.
+        SettingsError: settings contradict each other; names them and the change to make.
     """
     if (settings.tls_cert is None) != (settings.tls_key is None):
         raise SettingsError("tls-cert and tls-key go together: give both or neither")

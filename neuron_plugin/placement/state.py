@@ -1,12 +1,12 @@
-"""The cluster as every door to the choice sees it: nodes, Neuron pods, and pods assumed to be where they were put.
+"""The cluster's state for both doors: nodes, Neuron pods, and pods that are assumed at their chosen places.
 
 One event loop owns it and every method is synchronous, so "choose and assume" is one step without a lock, and a slow
 API server delays no decision. Pods are the only store: a node's ``NodeInfo`` follows from the pods bound there and from
-assumed pods that the watch has not shown yet. Nothing is added to or subtracted from it, so nothing can leak, go
-negative or go stale; a pod's cores are free when its UID is forgotten.
+assumed pods that the watch has not shown yet. It is never added to or subtracted from, so it cannot leak, go negative
+or go stale. A pod's cores are free when its UID is forgotten.
 
-Every change has a version. What is derived from the state elsewhere (watches of the monitor API) is brought up to date
-by asking for the changes since the version it knows.
+Every change has a version. Followers of the state, such as watches of the monitor API, ask for the changes since the
+version that they know.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from types import MappingProxyType
 from neuron_plugin.allocation import (
     Assignment,
     Capacity,
-    Constraints,
     Dialect,
     NeuronNode,
     NeuronPod,
@@ -30,24 +29,22 @@ from neuron_plugin.allocation import (
     Rejection,
 )
 from neuron_plugin.allocation.assignment import write_assignment
+from neuron_plugin.allocation.budgets import Budget
 from neuron_plugin.allocation.claims import ClaimResult
 from neuron_plugin.allocation.group import GroupName, TopologyWish
 from neuron_plugin.allocation.keys import PREFLIGHT_KEY
 from neuron_plugin.allocation.node import Reservation, node_info
 from neuron_plugin.allocation.node_rules import NO_USE, NodeUse, node_use
-from neuron_plugin.allocation.pod import claim_user, unknown_products
+from neuron_plugin.allocation.pod import claim_user, current_members
 from neuron_plugin.allocation.preflight import CheckScope, preflight_seen
 from neuron_plugin.allocation.utilization import ContainerUtilization, Utilization
 from neuron_plugin.cluster.pods import PodUse
 from neuron_plugin.placement.changes import Changes
 from neuron_plugin.placement.history import History
-from neuron_plugin.planning import PACK, Choices, Cluster, Scene
-from neuron_plugin.planning.budgets import Budget
+from neuron_plugin.planning import Choices, Cluster, Scene
 from neuron_plugin.planning.choice import PreferenceOrder
-from neuron_plugin.planning.population import Population, placed_pod
-from neuron_plugin.planning.preflight import GroupStanding, why_not_checked
-from neuron_plugin.planning.rules import is_tight
-from neuron_plugin.planning.scene import current_members, kept_keys
+from neuron_plugin.planning.population import Population
+from neuron_plugin.planning.scene import GroupStanding
 from neuron_plugin.planning.volumes import Storage
 
 
@@ -55,12 +52,11 @@ from neuron_plugin.planning.volumes import Storage
 class AssumedPod:
     """A pod as its bind makes it, until the watch shows it or the bind is known to have failed.
 
-    ``pod`` has the node and the assignment of the bind, and ``dialects`` are those in which the bind has to write it:
-    none where the pod says it all. ``since`` is the monotonic time of
-    the choice, then that of the last write that may still take effect; ``confirmed`` says that the API server has the
-    binding. ``chosen_from`` is the node's capacity at the choice; None where nothing had to be chosen. ``until`` is the
-    time at which a choice ends for which nothing was written. No bind has come for it, or the pod waits for its turn on
-    the node. ``claims`` are the devices for each of the pod's claims, by the claim's name.
+    ``pod`` has the node and the assignment of the bind, and ``dialects`` are those that the bind has to write: none if
+    the pod has the assignment already. ``since`` is the monotonic time of the choice, then of the last write that may
+    still take effect; ``confirmed``: the API server has the binding. ``chosen_from`` is the node's capacity at the
+    choice; None if there was no choice. An unwritten choice ends at ``until``: no bind has come for it, or the pod
+    waits for its turn on the node. ``claims`` are the devices for each of the pod's claims, by the claim's name.
     """
 
     pod: NeuronPod
@@ -79,12 +75,12 @@ class AssumedPod:
 
     @property
     def expected(self) -> bool:
-        """Whether nothing was written yet."""
+        """Whether no write has begun yet."""
         return self.until < inf
 
 
 def has_the_same(pod: NeuronPod, other: NeuronPod) -> bool:
-    """Whether two states of a pod have the same of the same node, as far as is known: cores and all else."""
+    """Whether two states of a pod use the same node alike, as far as is known: its cores and other resources."""
     assignments = pod.assignment, other.assignment
     if not all(isinstance(assignment, Assignment) for assignment in assignments):
         return False
@@ -95,17 +91,17 @@ def has_the_same(pod: NeuronPod, other: NeuronPod) -> bool:
 
 
 def _size_said(pod: NeuronPod) -> int:
-    """How many pods a pod's group has by the pod itself, as long as it is placed by us; 0 where it says nothing."""
+    """The size of a pod's group by the pod's own labels, as long as we place it; 0 if it does not say."""
     return pod.member.size if pod.member and (pod.gated or pod.promised) else 0
 
 
 def in_line(pod: NeuronPod) -> tuple[int, float, str, str]:
-    """The order of waiting pods: those of high priority first, then the oldest."""
+    """The sort key of waiting pods: high priority first, then the oldest."""
     return -pod.priority, pod.created, pod.reference.namespace, pod.reference.name
 
 
 class _Uses(dict[str, NodeUse]):
-    """What the pods of each node ask for besides Neuron, summed up when it is first asked for."""
+    """The requests of each node's pods besides Neuron, summed up when first asked for."""
 
     def __init__(self, use_of: Callable[[str], NodeUse]) -> None:
         super().__init__()
@@ -117,22 +113,21 @@ class _Uses(dict[str, NodeUse]):
 
 
 class ClusterState:
-    """Everything that decides.
+    """All facts that decisions depend on.
 
     ``nodes`` by name, live ``pods`` that ask for Neuron as the watch shows them, and pods that filter or binds have
     ``assumed`` and the watch has not shown yet. ``departed`` are pods that were deleted while they ran: their nodes
-    have not said yet that nothing of them uses its devices. ``reserved`` are cores kept for unbound pods, by the pod's
-    UID or by its rank in its group. ``uses`` has what all pods of a node ask for, and ``population`` has all placed
-    pods by their labels. ``min_counts`` and ``wishes`` are what PodGroups ask for.
+    have not reported yet that no process of them uses devices. ``reserved`` are cores kept for unbound pods, by the
+    pod's UID or its rank in its group. ``uses`` has the requests of all pods of a node, and ``population`` all placed
+    pods by their labels. ``min_counts`` and ``wishes`` are from PodGroups.
 
-    ``gated`` are the pods that our gate holds back and that have no place yet. ``roaming`` are those that were handed
-    to their schedulers without a node. ``capacity_version`` counts the changes of what any node can give, hardware and
-    all else, and of what groups need.
+    ``gated`` are the pods without a place that our gate holds back. ``roaming`` were handed to their schedulers without
+    a node. ``capacity_version`` counts the changes of any node's capacity, of hardware and all else, and of groups'
+    needs.
 
-    ``leased`` has the nodes whose plugin has written a Lease. ``movable_namespaces`` are those whose pods may be moved,
-    where a pod does not say otherwise. ``utilization`` has by node how much containers use their cores, as its plugin
-    says: idle pods are moved first. ``history`` is for people, and decides nothing. ``choices`` are the answers to each
-    demand as of now.
+    ``leased`` has the nodes whose plugin has written a Lease. Pods in ``movable_namespaces`` may be moved unless they
+    say otherwise. ``utilization`` has by node how much containers use their cores, by its plugin: idle pods are moved
+    first. ``history`` is for people, and decides nothing. ``choices`` are the answers to each demand as of now.
     """
 
     def __init__(
@@ -140,14 +135,14 @@ class ClusterState:
         version: int = 0,
         products: frozenset[str] = frozenset(),
         *,
-        strategy: PlacementStrategy = PACK,
+        strategy: PlacementStrategy = PlacementStrategy.PACK,
         preferences: PreferenceOrder = PreferenceOrder.FIRST,
         levels: Collection[str] = (),
     ) -> None:
         """``version`` is the one before the first of ``changes``, ``products`` the names of the catalogue.
 
-        ``strategy`` is that of pods that name none, ``preferences`` says when those of a pod count, and ``levels`` are
-        those of the network, if they are named.
+        ``strategy`` is the default of pods, ``preferences`` says when a pod's preferences count, and ``levels`` are the
+        network's levels, if configured.
         """
         self.changes = Changes(version)
         self._products = products
@@ -158,14 +153,14 @@ class ClusterState:
         self.min_counts: dict[GroupName, int] = {}
         self.wishes: dict[GroupName, TopologyWish] = {}
         self.templates: dict[GroupName, NeuronPod | None] = {}
-        """By group, what the pods ask for that are made once its leader is placed; None where that is not known."""
+        """By group, the requests of the pods that are made once its leader is placed; None if unknown."""
         self._leasts: dict[GroupName, int] = {}
         self._members: defaultdict[GroupName, dict[PodUid, NeuronPod]] = defaultdict(dict)
         self.leased: set[str] = set()
         self.gated: dict[PodUid, NeuronPod] = {}
         self.roaming: dict[PodUid, NeuronPod] = {}
         self.avoided: dict[str, dict[str, float]] = {}
-        """By owner the nodes that did not take a pod of it lately, and until when others keep off."""
+        """By owner, the nodes that did not take one of its pods lately, and until when its pods avoid them."""
         self.capacity_version = 0
         self.movable_namespaces: frozenset[str] = frozenset()
         self.namespaces: dict[str, Mapping[str, str]] = {}
@@ -182,9 +177,9 @@ class ClusterState:
         self._uses = _Uses(self._use_of)
         self._stale: frozenset[str] = frozenset()
         self.checked = CheckScope(groups=True)
-        """What is checked before it is used; of groups that ask for it, all until it is known."""
+        """The scope of pre-flight checks; until it is known, all groups that ask for a check."""
         self.checks: dict[GroupName, GroupStanding] = {}
-        """How groups stand that are checked before they start; of others nothing, or of those that need not wait."""
+        """The state of groups that are checked before they start; other groups may be absent."""
         self.population = Population(self.namespaces)
         self.levels = tuple(levels)
         self.choices = Choices(self._nodes, self._uses, self.levels)
@@ -195,33 +190,26 @@ class ClusterState:
         self.reserved: Mapping[str, Reservation] = MappingProxyType(self._reserved)
         self.uses: Mapping[str, NodeUse] = MappingProxyType(self._uses)
 
-    # What is asked of it.
+    # Questions.
 
     @property
     def version(self) -> tuple[int, int]:
-        """Another one whenever a decision could be another one."""
+        """Differs whenever a decision could differ."""
         return self.changes.version, self.capacity_version
 
     def refusal(self, pod: NeuronPod) -> Rejection | None:
-        """Why no node can serve the pod whatever is free: something that it says cannot be read, or names nothing."""
-        constraints = pod.requests[0].constraints if pod.requests else None
-        products = constraints.products if isinstance(constraints, Constraints) else frozenset[str]()
-        least = self.least_of(pod.group) if pod.group else 0
-        refusal = pod.refusal or why_not_checked(pod, enabled=self.checked.groups, least=least)
-        if refusal or products <= self._products:
-            return refusal
-        seen = (info.node.facts.names for info in self._nodes.values())  # a self-made type is in no catalogue
-        return unknown_products(products, self._products.union(*seen))
+        """Why no node can ever serve the pod: a field of it cannot be read, or names something unknown."""
+        return self._cluster().refusal(pod)
 
     def utilization_on(self, name: str) -> Utilization:
-        """What a node's containers do with their cores, as its plugin has published it, by the names they have here.
+        """The utilization of cores by a node's containers, as its plugin has published it, by the names used here.
 
-        The plugin knows what a pod has by a claim by the claim's name, and not which request of the claim it was for.
+        For devices by a claim, the plugin knows the claim's name but not the request of the claim.
         """
         return {uid: self.utilization_of(uid, name) for uid in self.utilization.get(name, {})}
 
     def utilization_of(self, uid: PodUid, name: str) -> Mapping[str, ContainerUtilization]:
-        """The same of one pod of the node; empty where nothing is known of it."""
+        """The same for one pod of the node; empty if unknown."""
         known, pod = self.utilization.get(name, {}).get(uid, {}), self._pods.get(uid)
         if pod is None or not pod.claims:
             return known
@@ -230,9 +218,9 @@ class ClusterState:
         return {request: known[user] for request, user in asked.items() if user in known}
 
     def is_tight(self, name: str) -> bool:
-        """Whether little CPU or memory of a node is left beside its pods, those assumed there included."""
+        """Whether little CPU or memory of a node is left beside its pods, including assumed pods."""
         info = self._nodes.get(name)
-        return info is not None and is_tight(info.node.rules, self._uses[name])
+        return info is not None and self._uses[name].is_tight(info.node.rules)
 
     def members_of(self, group: GroupName) -> list[NeuronPod]:
         """The pods of a group as it is now, without those that are being deleted."""
@@ -243,11 +231,11 @@ class ClusterState:
         return self._leasts.get(group, 0)
 
     def scene(self) -> Scene:
-        """The state of this moment as decisions see it. It follows the state: use it before anything else can run."""
+        """The present state for decisions. It follows later changes: use it before anything else can run."""
         return Scene(self._cluster(), self.choices)
 
     def snapshot(self, *, left_alone: Collection[PodUid] = (), protected: Collection[PodUid] = ()) -> Cluster:
-        """The state of this moment as plans see it. It does not change, so any thread may plan with it."""
+        """The present state for plans. It does not change, so any thread may plan with it."""
         for name in self._nodes:
             _ = self._uses[name]
         return replace(
@@ -290,10 +278,11 @@ class ClusterState:
             checks_groups=self.checked.groups,
             roaming=self.roaming,
             avoided=self.avoided,
+            products=self._products,
         )
 
     def waiting(self) -> list[NeuronPod]:
-        """The pods that ask for Neuron and have no place, those of high priority first, then the oldest."""
+        """The pods that ask for Neuron and have no place: high priority first, then the oldest."""
         return sorted(filter(self.waits, self._pods.values()), key=in_line)
 
     def waits(self, pod: NeuronPod) -> bool:
@@ -301,11 +290,11 @@ class ClusterState:
         return bool(pod.request) and not (pod.terminating or pod.place or pod.uid in self._assumed)
 
     def bound_to(self, uid: PodUid) -> str:
-        """The node that a pod is bound to, being bound to or placed on; empty when it is free to go anywhere."""
+        """The node that a pod is bound to, being bound to or placed on; empty if it has no place."""
         pod, assumed = self._pods.get(uid), self._assumed.get(uid)
         return (pod.place if pod else "") or (assumed.pod.place if assumed and not assumed.expected else "")
 
-    # What the watches show.
+    # Changes from the watches.
 
     def put_node(self, node: NeuronNode) -> None:
         """A node was added or changed."""
@@ -333,7 +322,7 @@ class ClusterState:
     def put_pod(self, pod: NeuronPod) -> None:
         """A live pod that asks for Neuron was added or changed.
 
-        What the watch shows replaces what was assumed, once it shows where the pod is and what it was assigned.
+        The watch's pod replaces the assumed one, once it shows the pod's node and assignment.
         """
         before = self._pods.get(pod.uid)
         if before == pod:
@@ -356,7 +345,7 @@ class ClusterState:
             self._moved(pod.uid, touched)
         self._count_placed(pod.uid)
         if pod.place:
-            for key in kept_keys(pod):
+            for key in pod.kept_keys:
                 if (kept := self._reserved.get(key)) and (kept.lent_below is None or kept.node == pod.place):
                     self.release(key)
         if pod.gated and not pod.place:
@@ -370,9 +359,9 @@ class ClusterState:
         self.changes.add(pod.uid, before, pod)
 
     def remove_pod(self, uid: PodUid, *, kept_until: float = 0.0) -> None:
-        """A pod is gone or terminal: whatever it had or was to get is free.
+        """A pod is gone or terminal: its present and promised cores are free.
 
-        With ``kept_until``, by the clock of the watches, what it had stays taken: it was deleted while it ran.
+        With ``kept_until``, by the clock of the watches, its cores stay taken: it was deleted while it ran.
         """
         touched = self._nodes_of(uid)
         before = self._pods.pop(uid, None)
@@ -404,7 +393,7 @@ class ClusterState:
             self._count_group(pod.group)
 
     def _count_group(self, group: GroupName, come: NeuronPod | None = None) -> None:
-        """Count what the pods of a group say of its size; those that have ``come`` to others make it no smaller."""
+        """Count a group's size as its pods state it; a pod that has ``come`` to others does not make it smaller."""
         known = self._members.get(group, {}).values()
         sizes = [self._leasts.get(group, 0), _size_said(come)] if come else map(_size_said, known)
         if least := self.min_counts.get(group, 0) or max(sizes, default=0):
@@ -413,7 +402,7 @@ class ClusterState:
             self._leasts.pop(group, None)
 
     def end_departed(self, now: float) -> None:
-        """Free what was kept until now for pods that were deleted while they ran."""
+        """Free the cores that were kept until ``now`` for pods that were deleted while they ran."""
         self._end_departed([uid for uid, (_, until) in self._departed.items() if until <= now])
 
     def put_other(self, uid: str, before: PodUse | None, use: PodUse | None) -> None:
@@ -448,12 +437,12 @@ class ClusterState:
             self.wishes[group] = wish
 
     def avoid(self, owner: str, node: str, until: float) -> None:
-        """Place no pod of this owner on this node for a while: its scheduler did not find it good."""
+        """Place no pod of this owner on this node for a while: its scheduler refused the node."""
         self.avoided.setdefault(owner, {})[node] = until
         self.needs_changed()
 
     def end_avoided(self, now: float) -> None:
-        """Avoid no more what was to be avoided until now."""
+        """End the avoiding of nodes whose time is over."""
         for owner, nodes in list(self.avoided.items()):
             if left := {node: until for node, until in nodes.items() if until > now}:
                 self.avoided[owner] = left
@@ -463,12 +452,12 @@ class ClusterState:
                 self.needs_changed()
 
     def needs_changed(self) -> None:
-        """Storage, namespaces or budgets have changed: what fitted nowhere is judged again."""
+        """Storage, namespaces or budgets have changed: pods that fitted nowhere are judged again."""
         self.capacity_version += 1
         self.changes.wake()
 
     def put_namespace(self, name: str, labels: Mapping[str, str] | None, *, movable: bool = False) -> None:
-        """A namespace was added or changed; None if it is gone."""
+        """A namespace was added or changed, or is gone (None)."""
         if labels is None:
             self.namespaces.pop(name, None)
         elif self.namespaces.get(name) != labels:
@@ -486,14 +475,14 @@ class ClusterState:
             self._rebuild(self._nodes[name].node)
 
     def check(self, scope: CheckScope) -> None:
-        """From now on what is in the scope takes no pod before it is checked."""
+        """From now on nodes and groups in the scope take no pod before their check."""
         before, self.checked = self.checked, scope
         if scope._replace(groups=before.groups) != before:
             for info in list(self._nodes.values()):
                 self._rebuild(info.node)
 
     def users_on(self, name: str) -> bool:
-        """Whether a node has pods that ask for Neuron, besides that of its pre-flight check."""
+        """Whether a node has pods that ask for Neuron, besides its pre-flight check's."""
         return not all(self._is_check(self._counted_on(uid, name)) for uid in self._by_node.get(name, ()))
 
     def _is_check(self, pod: NeuronPod) -> bool:
@@ -513,17 +502,17 @@ class ClusterState:
             self.changes.add(name, info, info)
 
     def _end_departed(self, uids: Iterable[PodUid]) -> None:
-        """The nodes of these pods have seen their end: what processes may still use is unhealthy by now."""
+        """The nodes of these pods have seen their end: devices that processes may still use are unhealthy by now."""
         for uid in uids:
             if uid in self._departed:
                 touched = self._nodes_of(uid)
                 del self._departed[uid]
                 self._moved(uid, touched)
 
-    # What is decided.
+    # Decisions.
 
     def assume(self, assumed: AssumedPod) -> None:
-        """Count a pod as placed, or replace what is assumed of the same pod."""
+        """Count a pod as placed, or replace the assumption about it."""
         uid = assumed.pod.uid
         before = self._assumed.get(uid)
         if before and before.pod is assumed.pod:
@@ -548,7 +537,7 @@ class ClusterState:
             self._count_placed(uid)
 
     def reserve(self, reservation: Reservation) -> None:
-        """Keep cores for a pod that is not bound yet, in place of what was kept for it before.
+        """Keep cores for a pod that is not bound yet, in place of its earlier reservation.
 
         For a pod that is assumed there nothing changes: its cores count already.
         """
@@ -570,7 +559,7 @@ class ClusterState:
         if (known := self._nodes.get(name)) and reservation in known.reservations:
             self._rebuild(known.node)
 
-    # What follows.
+    # Derived facts.
 
     def _counted(self, uid: PodUid) -> NeuronPod | None:
         """The pod as its node counts it."""
@@ -603,19 +592,19 @@ class ClusterState:
                 self._rebuild(known.node)
 
     def _has_void(self, name: str) -> bool:
-        """Whether promises on a node overlap, so that it matters which of them are bound."""
+        """Whether promises on a node overlap, so that it matters which pods are bound."""
         info = self._nodes.get(name)
         return info is not None and bool(info.void)
 
     def _judge_again(self, name: str, *, node_changed: bool = False) -> None:
-        """A node, or what kube-scheduler counts of its pods, has changed."""
+        """A node, or kube-scheduler's count of its pods, has changed."""
         if name in self._nodes:
             self._uses.pop(name, None)
             self.choices.forget(name, node_changed=node_changed)
             self.capacity_version += 1
 
     def _use_of(self, name: str) -> NodeUse:
-        """What kube-scheduler counts of a node's pods, and their ports; nothing where the node has no Neuron."""
+        """kube-scheduler's count of a node's pods, and their ports; nothing if the node has no Neuron."""
         info = self._nodes.get(name)
         if info is None or info.inventory is None:
             return NO_USE
@@ -628,13 +617,13 @@ class ClusterState:
         """Count a pod by its labels where it is, as the rules among pods see it."""
         assumed = self._assumed.get(uid)
         pod = assumed.pod if assumed else self._pods.get(uid)
-        if self.population.put(uid, placed_pod(pod, pod.place) if pod and pod.place else None):
+        if self.population.put(uid, pod.on(pod.place) if pod and pod.place else None):
             self.capacity_version += 1
 
     def _rebuild(self, node: NeuronNode) -> None:
-        """Derive a node's state again: it, its pods or what is kept there have changed.
+        """Derive a node's state again: it, its pods or its reservations have changed.
 
-        An assumed pod counts by what was assumed, not by what the watch shows of it.
+        An assumed pod counts as assumed, not as the watch shows it.
         """
         name, before = node.name, self._nodes.get(node.name)
         pods = [self._counted_on(uid, name) for uid in self._by_node.get(name, ())]

@@ -1,8 +1,8 @@
-"""Namespaces, disruption budgets and storage, as the state sees them: what rules ask about besides pods and nodes.
+"""Namespaces, disruption budgets and storage in the state: rules need them besides pods and nodes.
 
 Namespaces and budgets are followed from the start. Storage is followed once a pod that waits has volumes: most pods
-with Neuron have none, and a large cluster has many claims. Until the first lists are in, such a pod waits. Where the
-right to read is missing, what storage would say cannot be judged, which is not the same.
+with Neuron have none, and a large cluster has many claims. Until the first lists are in, such a pod waits. Without the
+right to read, it does not wait: storage cannot be judged.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from neuron_plugin.placement.state import ClusterState
 
 NOT_READ = "its volumes are being looked up"
 PATIENCE_SECONDS = 10.0
-"""How long the first lists may take before what storage would say cannot be judged."""
+"""How long the first lists may take before storage counts as not judgeable."""
 
 Put = Callable[[ClusterState, str, Any, Any], None]
-"""Brings one object into the state: its UID, what it was and what it is now, None where it was not or is not there."""
+"""Brings one object into the state: its UID, and the object before and now, None if it did not or does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of objects: how it is read, what of it is kept, and what the state does with it."""
+    """One kind of objects: how to read it, the part to keep, and how to bring it into the state."""
 
     resource: ApiResource[Any]
     keep: Callable[[Any], object]
@@ -90,7 +90,7 @@ ALWAYS: Mapping[str, Kind] = {
     "namespaces": Kind(NAMESPACES, _whole, _put_namespace),
     "poddisruptionbudgets": Kind(BUDGETS, _whole, _put_budget),
 }
-"""What is followed from the start."""
+"""The kinds that are followed from the start."""
 STORAGE: Mapping[str, Kind] = {
     "persistentvolumeclaims": Kind(CLAIMS, _whole, partial(_put_in, "claims")),
     "persistentvolumes": Kind(PERSISTENT_VOLUMES, _whole, partial(_put_in, "volumes")),
@@ -98,13 +98,13 @@ STORAGE: Mapping[str, Kind] = {
     "csinodes": Kind(CSI_NODES, _whole, partial(_put_in, "limits")),
     "csidrivers": Kind(CSI_DRIVERS, _whole, _put_driver),
 }
-"""What is followed once a pod that waits has volumes."""
+"""The kinds that are followed once a waiting pod has volumes."""
 
 
 def reflectors(
     api: ApiServer, state: ClusterState, kinds: Mapping[str, Kind], observer: Observer | None
 ) -> dict[str, Reflector[Any, Any]]:
-    """One for each kind, which brings what it shows into the state."""
+    """One reflector for each kind, which brings its objects into the state."""
     made: dict[str, Reflector[Any, Any]] = {}
     for name, kind in kinds.items():
         made[name] = Reflector(api, kind.resource, kind.keep, observer=observer)
@@ -113,7 +113,7 @@ def reflectors(
 
 
 async def survey(api: ApiServer, state: ClusterState, *, storage: bool) -> None:
-    """Read all of it once; what may not be read is left out, and said.
+    """Read all kinds once; kinds without the right to read are left out and logged.
 
     Raises:
         UnreachableError: the server did not answer.

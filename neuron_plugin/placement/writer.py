@@ -1,8 +1,8 @@
-"""The one writer: every write about a pod, and what became of those whose answer was lost.
+"""The one writer: every write about a pod, and the recovery of writes whose answer was lost.
 
-The one question after a failed write is whether it may have happened all the same. A refusal with a 4xx says no; a 5xx,
-a time-out or a broken connection says nothing. Then the pod stays assumed where it was put, and is read back later.
-Nothing is sent unless this replica's term as leader lasts longer than the request may take.
+After a failed write, the one question is whether it may have happened anyway. A 4xx says no; a 5xx, a time-out or a
+broken connection leaves it open. Then the pod stays assumed at its place, and is read back later. No write is sent
+unless this replica's term as leader lasts longer than the request may take.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _log = logging.getLogger(__name__)
 
 
 class Outcome(enum.StrEnum):
-    """What is known of a write."""
+    """The known result of a write."""
 
     DONE = "done"
     REFUSED = "refused"
     """It did not happen."""
     UNKNOWN = "unknown"
-    """It may have happened, or still come to be."""
+    """It may have happened, or may still happen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class NotSentError(ClusterError):
 
 
 def attempt_of(error: ClusterError) -> Attempt:
-    """What is known of a write that ended in this error."""
+    """The attempt that ended in this error."""
     if isinstance(error, UnreachableError):
         unknown = error.may_have_arrived
     elif isinstance(error, NotSentError):
@@ -84,7 +84,7 @@ def attempt_of(error: ClusterError) -> Attempt:
 
 
 class Writer:
-    """Writes of one replica. ``dialects`` are those in which assignments are written, ``claims`` allocates by DRA."""
+    """Writes of one replica. Assignments are written in these ``dialects``; ``claims`` allocates by DRA."""
 
     def __init__(
         self,
@@ -97,10 +97,10 @@ class Writer:
         self.dialects = dialects
         self.claims = claims
         self._on_its_way: dict[str, tuple[PodUid, float]] = {}
-        """By node, the pod that was sent there last, and when."""
+        """By node, the last pod sent there, and when."""
 
     async def send(self, request: ApiRequest, *, timeout_seconds: float = 0.0) -> Attempt:
-        """One write, and what is known of it. A server that is too busy is asked again when it says, in that time."""
+        """One write. A server that is too busy is asked again after the delay that it names, within the time-out."""
         clock = self._context.clock
         ends = clock.now() + (timeout_seconds or self._context.times.write)
         while True:
@@ -117,14 +117,14 @@ class Writer:
             await clock.sleep(wait)
 
     def assumed_at(self, pod: NeuronPod, node: str, placement: Placement, *, bound: bool = False) -> AssumedPod | str:
-        """A pod as the write of its placement makes it; or why it cannot be written.
+        """A pod as it will be after the write of its placement; or why it cannot be written.
 
-        ``bound``: it is written with its binding, else as a promise.
+        ``bound``: written with its binding, else as a promise.
         """
         info = self._state.nodes[node]
         if info.inventory is None:
             return "the node's devices are not known"
-        by_claims = bool(pod.rules.claim_driver)  # then its assignment stands in its claims
+        by_claims = bool(pod.rules.claim_driver)  # then its claims hold its assignment
         if by_claims and self.claims is None:
             return "claims are not allocated here: dra-driver is not set"
         only_vendors = not by_claims and Dialect.NEURON_PLUGIN not in self.dialects
@@ -143,7 +143,7 @@ class Writer:
     async def place(self, pod: NeuronPod, write: Callable[[NeuronPod], ApiRequest], *, nominee_of: str = "") -> Attempt:
         """Write a placement: the claims, a nomination where CPU is short, then the one PATCH with the version read.
 
-        What was assumed of the pod is forgotten where the write is known not to have happened.
+        The assumed pod is forgotten if the write is known not to have happened.
         """
         uid, times = pod.uid, self._context.times
         assumed, seen, half = self._state.assumed.get(uid), pod, times.write / 2
@@ -161,7 +161,7 @@ class Writer:
         return self._ended(pod, await self.send(write(seen), timeout_seconds=half if nominee_of else times.write))
 
     async def allocate(self, claims: ClaimWriter, pod: NeuronPod, node: str, results: Results) -> Attempt:
-        """Allocate the claims of a pod, those that are not allocated so already."""
+        """Allocate those claims of a pod that do not have this allocation yet."""
         seconds = self._context.times.write / 2
         try:
             await claims.allocate(pod, node, results, timeout_seconds=seconds, check=self._check)
@@ -170,13 +170,13 @@ class Writer:
         return Attempt(Outcome.DONE)
 
     def take_turn(self, pod: NeuronPod, node: str) -> bool:
-        """Whether a pod may be sent to a node now; from then on others wait until the plugin has given it its devices.
+        """Whether a pod may be sent to a node now; if so, others wait until the plugin has given it its devices.
 
-        If the plugin goes meanwhile, the kubelet rejects the pod for good, and that closes the node until the plugin
-        renews its Lease. So one pod is lost with a plugin, and not all that a burst has sent
+        If the plugin stops meanwhile, the kubelet rejects the pod for good, and that closes the node until the plugin
+        renews its Lease. So only one pod is lost with a plugin, not a whole burst
         (docs/decisions/0057-one-pod-at-a-time-on-its-way-to-a-node.md). Without a Lease nothing would close the node,
-        and maybe nobody gives out devices: then pods go as they come. So do those of a PodGroup, because kube-scheduler
-        binds none of them before it has seen all.
+        and maybe no plugin gives out devices: then pods go as they come. So do pods of a PodGroup, because
+        kube-scheduler binds none of them before it has seen all.
         """
         waits_for_others = pod.group in self._state.min_counts
         if node not in self._state.leased or pod.rules.claim_driver or waits_for_others:
@@ -192,9 +192,9 @@ class Writer:
         return True
 
     async def withdraw(self, pod: NeuronPod, *, read_first: bool = False) -> Attempt:
-        """Take a placement off a pod that is not bound; what its claims were allocated is freed first.
+        """Take a placement off a pod that is not bound, after freeing the allocations of its claims.
 
-        ``read_first``: the pod is not gated any more, so its version is not the one that was seen.
+        ``read_first``: the pod is no longer gated, so its version differs from the one that was seen.
         """
         times = self._context.times
         try:
@@ -204,7 +204,7 @@ class Writer:
                     return Attempt(Outcome.REFUSED)
                 pod = seen
             if self.claims and pod.claims:
-                # First: a pod that was withdrawn is not looked at again. Reserved for a bound pod, it is a conflict.
+                # First, because a withdrawn pod is not looked at again. A claim reserved for a bound pod is a conflict.
                 await self.claims.free(pod, timeout_seconds=times.write / 2)
         except ClusterError as error:
             return attempt_of(error)
@@ -225,13 +225,13 @@ class Writer:
             self._state.forget(pod.uid)
         return attempt
 
-    # What became of writes whose answer was lost.
+    # Writes whose answer was lost.
 
     async def take_over(self) -> None:
-        """Forget what was assumed in an earlier term of this replica: another one may have given it away since.
+        """Forget assumptions of an earlier term of this replica: another replica may have given the devices away since.
 
-        A new leader lists once each write of an earlier term has landed, or never will. So what is not shown by now was
-        not written.
+        A new leader lists once each write of an earlier term has landed, or never will. So a write that the watch does
+        not show by now did not happen.
         """
         for uid in list(self._state.assumed):
             self._state.forget(uid)
@@ -241,7 +241,7 @@ class Writer:
         return sum(pod.confirmed and self._is_due(pod) for pod in list(self._state.assumed.values()))
 
     async def settle(self, under_way: Container[str] = ()) -> None:
-        """Look up the assumed pods that the watch should have shown by now, and forget or confirm them."""
+        """Look up the assumed pods that the watch should have shown by now, and confirm or forget them."""
         for assumed in list(self._state.assumed.values()):
             if not self._is_due(assumed):
                 continue
@@ -252,7 +252,7 @@ class Writer:
                 if self.claims and not await self.claims.are_shown(
                     pod.namespace, assumed.claims, timeout_seconds=seconds
                 ):
-                    continue  # a claim may have been allocated: what the watch shows is older
+                    continue  # a claim may have been allocated: the watch's version is older
             except ClusterError:
                 continue  # still unknown: it stays assumed
             if self._state.assumed.get(pod.uid) is not assumed or pod.uid in under_way:
@@ -264,7 +264,7 @@ class Writer:
                 self.adopt(replace(assumed, since=self._context.clock.now()), seen)
 
     def adopt(self, assumed: AssumedPod, seen: NeuronPod) -> None:
-        """The pod is where we wanted it: count what it says it was assigned, if it says so clearly."""
+        """The pod is where we wanted it: count its own assignment, if that can be read."""
         if seen.uid in self._state.assumed:
             pod = seen if isinstance(seen.assignment, Assignment) else assumed.pod
             self._state.assume(replace(assumed, pod=pod, confirmed=True))

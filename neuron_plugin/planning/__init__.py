@@ -1,19 +1,15 @@
-"""What is thought of waiting pods, as values: where they fit, why they wait, who would have to go. No I/O, no clock."""
+"""Judge waiting pods: where they fit, why they wait, which pods would have to go. Values only: no I/O, no clock."""
 
-from neuron_plugin.planning.choice import PACK, Choices
+from neuron_plugin.planning.choice import Choices
 from neuron_plugin.planning.judgement import Judgement, Standing, judge_all
 from neuron_plugin.planning.scene import Cluster, Scene
-from neuron_plugin.planning.shapes import DemandError, parse_shape, shape_text
 from neuron_plugin.planning.victims import (
     PREEMPTION,
     RULES,
-    SECONDS_AN_HOUR,
     Move,
     MoveRules,
     Relocation,
-    after,
     cheapest_move,
     drain,
     how_many_fit,
-    still_possible,
 )

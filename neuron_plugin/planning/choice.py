@@ -6,10 +6,10 @@ changed. There are few reasons to refuse, so the names stand in one set for each
 set in one step. The nodes that fit stand in order, so the best is found without a look at the others.
 
 Nodes of one geometry are ordered by what the pod costs later pods there. Among equals the most used node comes first,
-so that empty nodes stay empty. That is the one with the most pods on a torus (Trn1, Trn2), elsewhere (Inf1, Inf2) the
-one with the fewest free cores. Then the name decides. Costs count sets, of which each geometry has its own number. So
-between nodes of unlike hardware the devices decide that are lost to later pods; where these are equal, the same order
-as within one geometry.
+so that empty nodes stay empty. On a torus (Trn1, Trn2) that is the node with the most pods, elsewhere (Inf1, Inf2) the
+one with the fewest free cores. Then the name decides. Costs count sets, and each geometry has its own number of sets.
+Between nodes of unlike hardware, the number of devices that later pods lose decides. If it is equal, the order is the
+same as within one geometry.
 """
 
 from __future__ import annotations
@@ -57,18 +57,19 @@ MOST_CAPACITIES = 32_768
 MOST_DEMANDS = 32
 """Distinct demands remembered, with constraints and without; a cluster's workloads have few."""
 MOST_RULES = 1_024
-"""Distinct rules of pods of which the nodes are remembered, by CPU, selectors and all else: each workload has its own.
-Together they name no more nodes than ``MOST_DEMANDS`` rules would that leave all.
+"""Distinct rules of pods (CPU, selectors and so on) whose nodes are remembered: each workload has its own.
+
+Together they name at most as many nodes as ``MOST_DEMANDS`` rules that leave every node.
 """
 
 MOST_EQUALS = 128
-"""Of equal nodes, how many are looked at for the domain that one pod leaves whole: some 0.1 ms."""
+"""Equal nodes that are compared by the domain that a pod would leave whole: about 0.1 ms."""
 
 PACK = PlacementStrategy.PACK
 
 
 class NodeUses(dict[str, NodeUse]):
-    """What the pods of each node ask for; nothing of a node that is not there."""
+    """The requests of each node's pods; nothing for an unknown node."""
 
     def __missing__(self, name: str) -> NodeUse:
         return NO_USE
@@ -81,7 +82,7 @@ _Demand = tuple[PlacementStrategy, tuple[tuple[ContainerKind, Resource, int, Amo
 
 
 def verdict(capacity: Capacity | Rejection, request: PodRequest) -> int | Rejection:
-    """What the best placement takes from later pods on a node of this capacity, or why there is none.
+    """The cost to later pods of the best placement on a node of this capacity, or why there is no placement.
 
     For one requesting container without a preference no placement is made: the cheapest free set is the best one.
     """
@@ -108,8 +109,8 @@ def _shared(rejection: Rejection) -> Rejection:
 class Rank(NamedTuple):
     """How a node that fits compares with others of its ``kind``: the least is the best.
 
-    Nodes of equal ``cost`` are equals but for their use (``tie``) and their name. When pods are spread, ``cost`` is the
-    number of free devices, negative, and ``tie`` what the pod costs later pods.
+    Nodes of equal ``cost`` differ only in their use (``tie``) and their name. When pods are spread, ``cost`` is the
+    negative number of free devices, and ``tie`` is the cost to later pods.
     """
 
     cost: int
@@ -128,13 +129,15 @@ class PreferenceOrder(enum.StrEnum):
 
 
 class Answers:
-    """What one demand meets on every node, the nodes that fit in order.
+    """The verdict of every node on one demand, and the nodes that fit, in order.
 
-    ``nodes`` is followed, not copied: ``changed`` are the names of those to judge again. Names of no known node are
-    not kept, because anybody can invent them.
+    ``nodes`` is followed, not copied: ``changed`` are the names of the nodes to judge again. Unknown names are not
+    kept, because anybody can invent them.
     """
 
-    def __init__(self, nodes: Mapping[str, NodeInfo], request: PodRequest, strategy: PlacementStrategy = PACK) -> None:
+    def __init__(
+        self, nodes: Mapping[str, NodeInfo], request: PodRequest, strategy: PlacementStrategy = PlacementStrategy.PACK
+    ) -> None:
         self._nodes = nodes
         self._strategy = strategy
         remembered = lru_cache(maxsize=MOST_CAPACITIES)
@@ -148,7 +151,7 @@ class Answers:
         self._capacities: dict[str, Capacity] = {}
 
     def by_capacity(self) -> Mapping[Capacity, set[str]]:
-        """The nodes that fit, by what they have; groups count by it. It is followed from the first call on."""
+        """The nodes that fit, by capacity, for the counts of groups. It is kept up to date from the first call on."""
         if self._by_capacity is None:
             self._by_capacity = {}
             for name in self._ranks:
@@ -165,12 +168,12 @@ class Answers:
             by_capacity.setdefault(capacity, set()).add(name)
 
     def split(self, names: list[str]) -> tuple[list[str], dict[Rejection, set[str]]]:
-        """The names that fit, as they came, and the other known ones by why they do not."""
+        """The names that fit, in the given order, and the other known names by the reason why they do not fit."""
         passed = list(filter(self._ranks.__contains__, names))
         return passed, {reason: hit for reason, known in self._rejected.items() if (hit := known.intersection(names))}
 
     def values(self, names: list[str]) -> list[float | None]:
-        """How good each node is, the least is best; None where the pod does not fit."""
+        """The score of each node, the least is best; None where the pod does not fit."""
         ranks = map(self._ranks.get, names)
         if len(self._orders) <= 1:
             return [rank and rank.cost for rank in ranks]
@@ -178,33 +181,33 @@ class Answers:
 
     def best(
         self,
-        called: Container[str],
+        among: Container[str],
         skipped: Container[str] = (),
         changed: Mapping[str, NodeInfo] | None = None,
         prefer: Prefer | None = None,
         when: PreferenceOrder = PreferenceOrder.FIRST,
         domains: Domains | None = None,
     ) -> str:
-        """The best node of those in ``called`` that are not ``skipped``; empty when the pod fits none of them.
+        """The best of the nodes ``among`` that are not ``skipped``; empty when the pod fits none of them.
 
-        ``changed`` are nodes as they would be. What the pod itself prefers comes first, where it ``prefer``s any; or
-        among equals, as ``when`` says. Of equals that node comes first which leaves most ``domains`` whole.
+        ``changed`` are nodes as they would be. Preferences of the pod (``prefer``) decide first or among equals, as
+        ``when`` says. Among equals, the node that leaves most ``domains`` whole comes first.
         """
         changed = changed or {}
         if prefer:
             ranks = [rank for rank in chain.from_iterable(self._orders.values()) if rank.name not in changed]
             ranks += filter(None, (self._rank(name, info) for name, info in changed.items()))
-            ranks = [rank for rank in ranks if rank.name in called and rank.name not in skipped]
-            if when is PreferenceOrder.TIES and (best := self.best(called, skipped, changed)):
+            ranks = [rank for rank in ranks if rank.name in among and rank.name not in skipped]
+            if when is PreferenceOrder.TIES and (best := self.best(among, skipped, changed)):
                 equals = {(rank.kind, rank.cost) for rank in ranks if rank.name == best}
                 ranks = [rank for rank in ranks if (rank.kind, rank.cost) in equals]
             scores = prefer([rank.name for rank in ranks])
             most = max(scores.values(), default=0)
-            called = {name for name, score in scores.items() if score == most}
+            among = {name for name, score in scores.items() if score == most}
         heads: dict[Geometry | None, tuple[Rank, Capacity | Rejection]] = {}
         for kind, order in self._orders.items():
             open_ranks = (
-                rank for rank in order if rank.name not in changed and rank.name not in skipped and rank.name in called
+                rank for rank in order if rank.name not in changed and rank.name not in skipped and rank.name in among
             )
             if head := next(open_ranks, None):
                 if domains:
@@ -212,7 +215,7 @@ class Answers:
                 heads[kind] = (head, self._nodes[head.name].capacity)
         for name, info in changed.items():
             own_rank = None if name in skipped else self._rank(name, info)
-            if own_rank and name in called and (own_rank.kind not in heads or own_rank < heads[own_rank.kind][0]):
+            if own_rank and name in among and (own_rank.kind not in heads or own_rank < heads[own_rank.kind][0]):
                 heads[own_rank.kind] = (own_rank, info.capacity)
         if len(heads) <= 1:
             return next((rank.name for rank, _ in heads.values()), "")
@@ -240,7 +243,7 @@ class Answers:
         self._orders = {kind: order for kind, order in self._orders.items() if order}
 
     def _rank(self, name: str, info: NodeInfo) -> Rank | None:
-        """Where a node stands; None if the pod does not fit there."""
+        """The rank of a node; None if the pod does not fit there."""
         capacity = info.capacity
         verdict = self._verdict(capacity)
         if isinstance(verdict, Rejection) or isinstance(capacity, Rejection):
@@ -252,7 +255,7 @@ class Answers:
 
 
 def _first_by_domain(head: Rank, others: Iterable[Rank], domains: Domains) -> Rank:
-    """Of the nodes that are equal to the first one but for their names, that in the domain that is broken most."""
+    """Among the nodes that differ from the first one only in name, the one in the most broken domain."""
     equals = takewhile(lambda rank: (rank.cost, rank.tie) == (head.cost, head.tie), others)
     listed = [head, *islice(equals, MOST_EQUALS)]
     if len(listed) == 1:
@@ -278,9 +281,9 @@ def _devices_lost(capacity: Capacity | Rejection, request: PodRequest) -> float:
 class Feasible:
     """The nodes that kube-scheduler leaves to pods of some rules, each judged when it is first asked for.
 
-    A pod is placed after a look at a few nodes. To judge all that have changed since the last pod of these rules came
-    would cost more the more workloads there are. What is remembered is small where every node was judged and few are
-    left, as for pods that wait.
+    A pod is placed after a look at a few nodes. Judging every node that has changed since the last pod of these rules
+    would cost more with each workload. The memory is small when every node was judged and few are left, as for pods
+    that wait.
     """
 
     def __init__(
@@ -304,7 +307,7 @@ class Feasible:
         return name in self._left
 
     def of(self, names: AbstractSet[str]) -> set[str]:
-        """Those of some nodes."""
+        """The nodes of ``names`` that kube-scheduler leaves."""
         for name in self._unjudged & names:
             self._judge(name)
         return self._left & names
@@ -322,16 +325,16 @@ class Feasible:
 
 
 class Choices:
-    """What every demand meets on the same nodes, and which of them kube-scheduler leaves to a pod by itself.
+    """The answers to every demand on the same nodes, and the nodes that kube-scheduler leaves to a pod by itself.
 
-    Both are brought up to date node by node: ``forget`` names a node of which something has changed. ``nodes`` and
-    ``uses`` are followed, not copied.
+    Both are brought up to date node by node: ``forget`` names a node that has changed. ``nodes`` and ``uses`` are
+    followed, not copied.
     """
 
     def __init__(
         self, nodes: Mapping[str, NodeInfo], uses: Mapping[str, NodeUse] = NO_USES, levels: Sequence[str] = ()
     ) -> None:
-        """``levels`` are the node labels of the network's levels, where they are not those that are known."""
+        """``levels`` are the node labels of the network's levels, if they replace the known ones."""
         self._nodes = nodes
         self._uses = uses
         self._plain: dict[_Demand, Answers] = {}
@@ -343,28 +346,28 @@ class Choices:
 
     @cached_property
     def spread_nodes(self) -> SpreadNodes:
-        """The nodes that count for topology spread, once they are asked for."""
+        """The nodes that count for topology spread, made when first asked for."""
         return SpreadNodes(self._nodes)
 
     @cached_property
     def preferred_nodes(self) -> PreferredNodes:
-        """The nodes that pods would rather go to, once they are asked for."""
+        """The nodes that pods prefer, made when first asked for."""
         return PreferredNodes(self._nodes)
 
     @cached_property
     def domains(self) -> Domains:
-        """The network of the nodes, once it is asked for."""
+        """The network of the nodes, made when first asked for."""
         return Domains(self._nodes, self._levels)
 
     def unwilling(self, rules: PodRules) -> set[str]:
-        """The nodes that would rather not have such pods, because these do not tolerate one of their taints."""
+        """The nodes with a PreferNoSchedule taint that such pods do not tolerate."""
         infos = filter(None, map(self._nodes.get, self._soft))
         return {info.name for info in infos if soft_taints(rules, info.node.rules)}
 
-    def answers(self, request: PodRequest, strategy: PlacementStrategy = PACK) -> Answers:
-        """The answers to one request, as of now; the demand that was asked for longest ago makes room for a new one.
+    def answers(self, request: PodRequest, strategy: PlacementStrategy = PlacementStrategy.PACK) -> Answers:
+        """The answers to one request, as of now; the demand that was used least recently makes room for a new one.
 
-        Containers' names are no part of a demand: every workload has its own, and would have its own answers. However
+        A demand does not include the containers' names: otherwise every workload would have its own answers. However
         many constraints pods invent, demands without any stay remembered.
         """
         parts = tuple(
@@ -380,7 +383,7 @@ class Choices:
         return answers
 
     def feasible(self, rules: PodRules, volumes: PodVolumes = NO_VOLUMES) -> Feasible:
-        """The nodes that kube-scheduler leaves to pods of these rules now, but for what other pods' labels decide."""
+        """The nodes that kube-scheduler leaves to pods of these rules now, without rules about other pods' labels."""
         key = rules, volumes
         known = self._feasible.pop(key, None) or Feasible(self._nodes, self._uses, rules, volumes)
         self._feasible[key] = known
@@ -393,7 +396,7 @@ class Choices:
         return known
 
     def rooms(self, rules: PodRules) -> dict[str, int | None]:
-        """How many pods of these rules each node takes by kube-scheduler's counts, as far as it was worked out."""
+        """How many pods of these rules each node takes by kube-scheduler's counts, for the nodes computed so far."""
         rooms = self._rooms[rules] = self._rooms.pop(rules, {})
         if len(self._rooms) > MOST_DEMANDS:
             del self._rooms[next(iter(self._rooms))]
@@ -421,7 +424,7 @@ class Choices:
 
 
 def leaves(info: NodeInfo, use: NodeUse, rules: PodRules, volumes: PodVolumes) -> bool:
-    """Whether kube-scheduler leaves a node to such pods, but for what other pods' labels decide."""
+    """Whether kube-scheduler leaves a node to such pods, without rules about other pods' labels."""
     if volumes.waits:
         return False
     node = info.node.rules

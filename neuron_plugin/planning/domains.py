@@ -1,4 +1,4 @@
-"""Parts of the network that nodes share, in a tree that is found on the nodes' labels, without configuration.
+"""Parts of the network that nodes share, as a tree that follows from the nodes' labels, without configuration.
 
 Every EKS node says where it is. There is its zone, then the network nodes above it from the broadest to the nearest
 (``topology.k8s.aws/network-node-layer-N``, three or four of them). On Trn2u and Trn3 its UltraServer and its pair
@@ -28,15 +28,15 @@ _ULTRASERVER_KEYS = (
 )
 _PAIR_KEYS = (f"{PREFIX}ultraserver-server-id-2", f"{_VENDOR}ultraserver-server-id-2")
 _NODE_ID_KEYS = tuple(tuple(f"{prefix}ultraserver-node-id-{size}" for prefix in (PREFIX, _VENDOR)) for size in (4, 2))
-"""Of a node in an UltraServer of four, and in a pair."""
+"""Label keys of a node's id in an UltraServer of four, and in a pair."""
 
 Path = tuple[str, ...]
-"""The domains of a node, the broadest first and the node itself last. A beginning of it names one domain."""
+"""The domains of a node, the broadest first and the node itself last. A prefix of it names one domain."""
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkLevel:
-    """One level of the tree: its name, and the labels of which a node has one. ``keys`` of the nodes themselves: ()."""
+    """One level of the tree: its name and label keys; a node has one of the labels. The node level has no ``keys``."""
 
     name: str
     keys: tuple[str, ...]
@@ -48,13 +48,13 @@ class NetworkLevel:
 
 NODE_LEVEL = NetworkLevel(NODE, ())
 MOST_NODES_GONE = 1_000
-"""Nodes that are not there any more and whose domains are still remembered."""
+"""Deleted nodes whose domains are still remembered."""
 
 
 class Domains:
     """The tree. ``nodes`` is followed, not copied: ``forget`` names one that has changed, has come or is gone.
 
-    ``named`` are node labels, broad to narrow, that stand in place of those that are known.
+    ``named`` are node labels, broad to narrow, that replace the known ones.
     """
 
     def __init__(self, nodes: Mapping[str, NodeInfo], named: Sequence[str] = ()) -> None:
@@ -75,7 +75,7 @@ class Domains:
 
     @property
     def levels(self) -> tuple[NetworkLevel, ...]:
-        """Those that exist, the broadest first; the last one is the node."""
+        """The levels that exist, the broadest first; the last one is the node."""
         if self._levels is None:
             known = _known_levels(self._present)
             found = self._named or [level for level in known if any(map(self._present.__contains__, level.keys))]
@@ -91,8 +91,13 @@ class Domains:
             path = self._paths[name] = (*domains, name)
         return path
 
+    def shared(self, names: Iterable[str]) -> Path:
+        """The lowest domain that has all of some nodes."""
+        paths = list(map(self.path, names))
+        return paths[0][: common_depth(paths)] if paths else ()
+
     def above(self, depth: int) -> Mapping[str, int]:
-        """The domain of each node that so many levels name, as a number, by which nodes are counted fast."""
+        """The domain of each node at this depth, as a number, so that nodes are counted fast."""
         return self._above.setdefault(depth, _Above(self, depth))
 
     def number(self, domain: Path) -> int:
@@ -104,11 +109,11 @@ class Domains:
         return known
 
     def numbered(self, number: int) -> Path:
-        """The domain of this number."""
+        """The domain with this number."""
         return self._numbered[number]
 
     def depth_of(self, level: str) -> int | None:
-        """How many domains of a path name one of a level, which is a name or a node label; None if there is none."""
+        """The length of a path to a domain of this level, a name or a node label; None if there is no such level."""
         names = [known.name for known in self.levels]
         if level == LEAF:
             layers = [number for number, name in enumerate(names) if _LAYER.fullmatch(name)]
@@ -125,7 +130,7 @@ class Domains:
         return [*names[:leaf], *([LEAF] if leaf else []), *names[leaf or 0 :]] if leaf else names
 
     def rank_key(self, name: str) -> tuple[Path, int, Path, int, str]:
-        """By which nodes are put in order: by their domains, and in an UltraServer by their node ids.
+        """The sort key of nodes: by domain, and in an UltraServer by node id.
 
         The node ids of an UltraServer are the order of its ring, and come before the names of its pairs.
         """
@@ -139,7 +144,7 @@ class Domains:
         return path[: next(servers, None)], in_four, path, in_pair, name
 
     def forget(self, name: str) -> None:
-        """This node is another one now."""
+        """This node has changed."""
         info = self._nodes.get(name)
         keys = tuple(_known_keys(info.node.rules.labels)) if info and info.inventory else ()
         before = self._keys.pop(name, ())
@@ -167,13 +172,13 @@ class Domains:
         self._uncounted.add(name)
 
     def see_pods(self, name: str) -> None:
-        """The pods of this node are others now."""
+        """The pods of this node have changed."""
         self._uncounted.add(name)
 
     def empty_around(self, path: Path) -> tuple[int, ...]:
-        """How many nodes without Neuron pods there are in each domain around a domain or node, the nearest first.
+        """The number of nodes without Neuron pods in each domain around a domain or node, the nearest first.
 
-        Of equals that with the least leaves most of the network whole.
+        Among equals, the one with the least leaves most of the network whole.
         """
         for name in self._uncounted:
             for depth in range(1, len(before := self._counted.pop(name, ()))):
@@ -200,13 +205,13 @@ class _Above(dict[str, int]):
 
 
 def domains_of(labels: Mapping[str, str], named: Sequence[str] = ()) -> dict[str, str]:
-    """The domains that the labels of a node name, by the names of their levels, the broadest first."""
+    """The domains in a node's labels, by level name, the broadest first."""
     levels = [NetworkLevel(key, (key,)) for key in named] or _known_levels(labels)
     return {level.name: value for level in levels if (value := level.value(labels))}
 
 
 def _known_levels(keys: Iterable[str]) -> list[NetworkLevel]:
-    """The levels that may exist where nodes have these labels, the broadest first."""
+    """The levels that nodes with these labels may have, the broadest first."""
     layers = sorted(key for key in keys if _LAYER.fullmatch(key))
     return [
         NetworkLevel(ZONE, _ZONE_KEYS),
@@ -222,7 +227,7 @@ def _known_keys(labels: Mapping[str, str]) -> Iterable[str]:
 
 
 def common_depth(paths: Iterable[Path]) -> int:
-    """How many domains all of some paths share."""
+    """How many domains all the paths share."""
     listed = list(paths)
     if not listed:
         return 0

@@ -1,12 +1,12 @@
 """Places for the pods of a group, all at once: where the network is short, on few nodes, ranks in order.
 
-The lowest domain that holds the group is taken, and of those the tightest. Inside it as few domains as possible are
-used, level by level, and as few nodes. Ranks that follow each other fill a domain before the next one begins. All nodes
-are of one type. Where pods have parts of nodes, every node gives the same sets in the same order: collectives address
-cores by their local index.
+The group gets the lowest domain that holds it, among several the tightest. Inside, it uses as few domains as possible,
+level by level, and as few nodes. Ranks that follow each other fill a domain before the next one begins. All nodes are
+of one type. Where pods have parts of nodes, every node gives the same sets in the same order: collectives address cores
+by their local index.
 
-That is a walk over counts by domain, and no search over nodes. Groups whose pods are unlike, or which rules among pods
-spread, are placed pod by pod, domain by domain.
+The search walks over counts by domain, not over nodes. Groups with unlike pods, or with pods that rules keep apart, are
+placed pod by pod, domain by domain.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 from neuron_plugin.allocation import (
     Capacity,
-    ContainerKind,
     NeuronPod,
     NodeInfo,
     PodReference,
@@ -31,32 +30,32 @@ from neuron_plugin.allocation import (
     Rejection,
 )
 from neuron_plugin.allocation.cost import tie_rank
-from neuron_plugin.allocation.group import NO_WISH, GroupMember, TopologyWish
+from neuron_plugin.allocation.group import NO_WISH, GroupMember, GroupName, TopologyWish, rank_key, rank_text
 from neuron_plugin.allocation.narrowing import usable_mask
-from neuron_plugin.allocation.placement import cores_asked, fitting, place, placement_mask
+from neuron_plugin.allocation.placement import fitting, lasting_cores, place, placement_mask
 from neuron_plugin.planning.choice import PreferenceOrder
 from neuron_plugin.planning.domains import Domains, Path, common_depth
 from neuron_plugin.planning.rules import node_scores
-from neuron_plugin.planning.scene import Allowed, Place, Scene, rank_key, rank_text
+from neuron_plugin.planning.scene import Allowed, Place, Scene
 from neuron_plugin.topology import CoreMask, Geometry
 
 MOST_COMMON = 10
-"""The commonest packings of nodes, each of which is looked at as it is."""
+"""The commonest packings of nodes, each tried as it is."""
 MOST_SEEDS = 4
-"""Windows that the most nodes have, to which others are added one by one."""
+"""The commonest windows of nodes, each the start of a packing; others are added one by one."""
 MOST_MASKS = 256
-"""Different free cores of nodes by which windows are chosen, the commonest."""
+"""The commonest masks of free cores, from which windows are chosen."""
 MOST_PREFERENCES = 3
-"""How well pods like nodes: so many of the highest scores are told apart."""
+"""The highest preference scores that are kept apart."""
 MOST_DOMAINS = 64
-"""Domains in which unlike pods are tried one by one: of the broadest level that may hold them, and of all others."""
+"""Domains in which unlike pods are tried one by one: at the broadest level that may hold them, and at all others."""
 
 Windows = tuple[CoreMask, ...]
 """Disjoint sets of one node, one for each pod there."""
 
 
 class _Free(NamedTuple):
-    """What a node has for pods that are alike: the cores that they may have, the sets, and as many as fit at once."""
+    """A node's room for equal pods: the cores that they may have, the sets, and the sets that fit at once."""
 
     mask: CoreMask
     sets: Windows
@@ -64,7 +63,7 @@ class _Free(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """Nodes that have the same free, and room for as many pods by kube-scheduler's counts."""
+    """Nodes with the same free sets, and room for equally many pods by kube-scheduler's counts."""
 
     free: _Free
     room: int
@@ -72,21 +71,21 @@ class _Kind(NamedTuple):
 
 
 _Pools = Mapping[tuple[Geometry, str], Mapping[Capacity, AbstractSet[str]]]
-"""Nodes by what all of a group have to share, and by what they have."""
+"""Nodes by the values that all pods of a group must share, and by capacity."""
 
 
 class _Counted(enum.Enum):
-    """Where it is counted how many of a group's pods fit that does not fit as a whole."""
+    """Where to count the pods that fit of a group that does not fit as a whole."""
 
     NOT = "not"
     LARGEST = "largest"
-    """In the domain that has the most: to say it."""
+    """In the domain that holds the most, for the message."""
     EVERYWHERE = "everywhere"
     """For a group that may be smaller."""
 
 
 _Option = tuple[tuple[float, ...], list[tuple[str, Windows]]]
-"""How good a choice of nodes is, the least is best, and the windows of each node in the order of the ranks."""
+"""The score of a choice of nodes, the least is best, and the windows of each node in the order of the ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +107,20 @@ class GroupShort:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """Where a pod of the group is already: others come near to it, on hardware of the same type, with the same sets."""
+    """The place of a placed pod of the group: others come near it, on hardware of the same type, with the same sets."""
 
     node: str
     mask: CoreMask
+
+
+def anchors_of(scene: Scene, group: GroupName) -> list[Anchor]:
+    """Where pods of a group are already."""
+    return [
+        Anchor(name, mask)
+        for pod in scene.cluster.members_of(group)
+        for name in {pod.place, pod.node} - {""}
+        if (info := scene.cluster.nodes.get(name)) and (mask := info.ledger.mask_of(pod.uid))
+    ]
 
 
 def place_group(
@@ -123,10 +132,10 @@ def place_group(
     anchors: Sequence[Anchor] = (),
     says_most: bool = True,
 ) -> GroupPlan | GroupShort:
-    """A place for each of the waiting pods of a group, which are in the order of their ranks; of at least so many.
+    """A place for each waiting pod of a group, in the order of their ranks, and for at least ``least`` of them.
 
-    Pods beyond ``least`` may be left out, the last first. What is kept for a pod is its place. With ``says_most`` a
-    group that does not fit is tried on, to say how many of its pods would.
+    Pods beyond ``least`` may be left out, the last first. A pod gets the place that is kept for it. With ``says_most``,
+    the search counts how many pods of a group that does not fit would fit.
     """
     trial = scene.fork(pods[0].group)
     kept = _take_kept_places(trial, pods, anchors)
@@ -144,19 +153,17 @@ def place_group(
             places = {**kept, **found}
             if not places:
                 break
-            paths = [
-                trial.choices.domains.path(node) for node, _ in (*places.values(), *((a.node, ()) for a in anchors))
-            ]
-            return GroupPlan(places, paths[0][: common_depth(paths)])
+            nodes = (*(node for node, _ in places.values()), *(anchor.node for anchor in anchors))
+            return GroupPlan(places, trial.choices.domains.shared(nodes))
         most = max(most, len(kept) + found)
         number = min(number - 1, found)
     return GroupShort(search.why(len(others)), most, search.largest if most else None)
 
 
 def domains_for(scene: Scene, wish: TopologyWish, anchors: Sequence[Anchor]) -> list[frozenset[str]]:
-    """The nodes of each domain that may hold a group: of the level that it requires, else all nodes at once.
+    """The nodes of each domain that may hold a group: domains of its required level, else all nodes at once.
 
-    Those with the most free cores come first; further ones than ``MOST_DOMAINS`` are left out.
+    Domains with the most free cores come first; at most ``MOST_DOMAINS`` are given.
     """
     if not wish.required:
         return [frozenset(scene.cluster.nodes)]
@@ -174,7 +181,7 @@ def domains_for(scene: Scene, wish: TopologyWish, anchors: Sequence[Anchor]) -> 
 def members_to_come(
     template: NeuronPod, leader: NeuronPod, members: Iterable[NeuronPod], least: int
 ) -> list[NeuronPod]:
-    """The pods of a leader's group that are made once it is placed or runs, in thought, by what they will ask for."""
+    """Hypothetical pods of a leader's group, with their future requests: they are made once it is placed or runs."""
     group, member = leader.group or ("", ""), leader.member
     ranks, made = {pod.member.rank for pod in members if pod.member}, list[NeuronPod]()
     of_job = member.rank[:-1] if member and member.rank else ()
@@ -186,17 +193,17 @@ def members_to_come(
     return made
 
 
-def spare_nodes(scene: Scene, pod: NeuronPod, wish: TopologyWish, anchors: Sequence[Anchor]) -> list[NodeInfo]:
-    """The nodes that a pod of a group may go to and of which no pod has any, the nearest to all its pods first.
+def spare_nodes(scene: Scene, pod: NeuronPod) -> list[NodeInfo]:
+    """The nodes without Neuron pods that a pod of a group may go to, the nearest to all its pods first.
 
     They are of the group's type, and in the domain that it requires.
     """
-    search = _Search(scene, wish, anchors)
+    search = _Search(scene, scene.cluster.wish_of(pod), anchors_of(scene, pod.group or ("", "")))
     return [] if search.problem else search.spare_nodes(pod)
 
 
 def _take_kept_places(trial: Scene, pods: Iterable[NeuronPod], anchors: Sequence[Anchor]) -> dict[PodUid, Place]:
-    """What is kept for these pods, put into the scene. On a spare node they have sets that the group has elsewhere."""
+    """Put the places kept for these pods into the scene. On a spare node they get the group's sets elsewhere."""
     places, windows = dict[PodUid, Place](), sorted({anchor.mask for anchor in anchors})
     for pod in pods:
         for kept in trial.cluster.kept_for(pod):
@@ -212,7 +219,7 @@ def _take_kept_places(trial: Scene, pods: Iterable[NeuronPod], anchors: Sequence
 
 
 class _Search:
-    """One group's search. ``problem`` says what it asks for that no node has."""
+    """One group's search. ``problem`` names a wish of the group that no node meets."""
 
     def __init__(self, scene: Scene, wish: TopologyWish, anchors: Sequence[Anchor]) -> None:
         self._scene = scene
@@ -223,12 +230,12 @@ class _Search:
         self._required = self._depth(wish.required)
         self._slice = self._depth(wish.slice_level) if wish.slice_size else 0
         self.largest: Geometry | None = None
-        """The type of node that holds the most of the pods, where none holds all."""
+        """The type of node that holds the most pods, if none holds all."""
         self._held: Counter[str] | None = None
-        """How many pods the domains of the required level hold, where none holds all."""
+        """How many pods the domains of the required level hold, if none holds all."""
 
     def _depth(self, level: str) -> int:
-        """How many domains of a path name one of the level; 0 for none, and for a label that is no level."""
+        """The length of a path to a domain of the level; 0 for no level, and for a label that is no level."""
         if not level:
             return 0
         depth = self._domains.depth_of(level)
@@ -240,7 +247,7 @@ class _Search:
         return depth or 0
 
     def _value(self, name: str) -> str:
-        """What a node has as the label that the group has to share."""
+        """The node's value of the label that all pods of the group must share."""
         return self._scene.node(name).node.rules.labels.get(self._wish.required, "")
 
     def why(self, pods: int) -> str:
@@ -253,7 +260,7 @@ class _Search:
         return f"it needs room for {pods} pod{'s' if pods > 1 else ''} {where}; {named}"
 
     def place(self, pods: Sequence[NeuronPod], counted: _Counted) -> dict[PodUid, Place] | int:
-        """A place for each pod; or how many would fit together, as far as they are ``counted``."""
+        """A place for each pod; or how many would fit together, counted as ``counted`` says."""
         pools = self._pools(pods)
         for preferred in self._preferred(pods, pools):
             found = self._place_among(pods, preferred, _Counted.NOT)
@@ -262,7 +269,7 @@ class _Search:
         return self._place_among(pods, pools, counted)
 
     def _preferred(self, pods: Sequence[NeuronPod], pools: _Pools) -> Iterator[_Pools]:
-        """The nodes to which the pods would rather go, at first those that they like most, then more of them.
+        """The nodes that the pods prefer: first only the most preferred, then more of them.
 
         A group that has begun comes near to its pods instead.
         """
@@ -299,9 +306,9 @@ class _Search:
         return best[1] if best else most
 
     def _pools(self, pods: Sequence[NeuronPod]) -> _Pools:
-        """The nodes that some of the pods may go to, by what all of the group have to share, and by what they have.
+        """The nodes that some of the pods may go to, by the values that the whole group must share, and by capacity.
 
-        Shared are their type, and a label that is wanted of all and is no level of the network.
+        These values are the node's type, and a label that the group requires and that is no level of the network.
         """
         types = {
             info.inventory.geometry for anchor in self._anchors if (info := self._info(anchor.node)) and info.inventory
@@ -325,7 +332,7 @@ class _Search:
         return self._scene.node(name) if name in self._scene.cluster.nodes else None
 
     def spare_nodes(self, pod: NeuronPod) -> list[NodeInfo]:
-        """The nodes that a pod of the group may go to and of which no pod has any, the nearest first."""
+        """The nodes without Neuron pods that a pod of the group may go to, the nearest first."""
         near, windows = self._domains, {anchor.mask for anchor in self._anchors}
         anchors = [near.path(anchor.node) for anchor in self._anchors if self._info(anchor.node)]
         found = dict[str, tuple[int, tuple[int, ...], str]]()
@@ -339,7 +346,7 @@ class _Search:
                     found[name] = -depth, near.empty_around(path), name
         return [self._scene.node(name) for name in sorted(found, key=found.__getitem__)]
 
-    # Pods that are alike: counts by domain.
+    # Equal pods: counts by domain.
 
     def _place_alike(
         self, pods: Sequence[NeuronPod], nodes: Mapping[Capacity, AbstractSet[str]]
@@ -368,7 +375,7 @@ class _Search:
         return min(most, wanted - 1)
 
     def _by_room(self, pod: NeuronPod, free: _Free, names: AbstractSet[str]) -> list[_Kind]:
-        """Nodes by how many such pods each takes by kube-scheduler's counts, too; all take one, or are not allowed."""
+        """Nodes grouped by free sets and by how many such pods kube-scheduler's counts allow: at least one."""
         most = len(free.packed)
         if most == 1:
             return [_Kind(free, 1, names)]
@@ -380,7 +387,7 @@ class _Search:
     def _place_on_one_node(
         self, pods: Sequence[NeuronPod], kinds: Iterable[_Kind]
     ) -> tuple[tuple[float, ...], dict[PodUid, Place]] | None:
-        """All of the group on the node that the least is left of then."""
+        """The whole group on the node that has the least left afterwards."""
         own, request = {anchor.node for anchor in self._anchors}, pods[0].requests * len(pods)
         holding = [name for kind in kinds if kind.room >= len(pods) for name in kind.names if own <= {name}]
         for name in self._by_cost(holding):
@@ -398,7 +405,7 @@ class _Search:
         return None
 
     def _by_cost(self, names: Sequence[str]) -> list[str]:
-        """Nodes in the order in which they are taken; of equals that first which leaves most of the network whole."""
+        """Nodes in the order of use; among equals, the one that leaves most of the network whole comes first."""
         costs = {name: self._cost(0, name) for name in names}
         order = sorted(names, key=costs.__getitem__)
         equals = [name for name in order if costs[name][0] == costs[order[0]][0]]
@@ -409,9 +416,9 @@ class _Search:
         return order
 
     def _patterns(self, kinds: Sequence[_Kind], wanted: int) -> list[Windows]:
-        """The arrangements of windows that may be used on every node, those of many pods first.
+        """The arrangements of windows that may be used on every node, those for the most pods first.
 
-        Once some of the group are placed, the others have sets that these have.
+        Once some pods of the group are placed, the others get the same sets.
         """
         sets = sorted({one for kind in kinds for one in kind.free.sets})
         counts, packings = Counter[CoreMask](), Counter[Windows]()
@@ -441,7 +448,7 @@ class _Search:
         return sorted(patterns, key=lambda pattern: (-len(pattern), pattern))
 
     def _begun(self, pattern: Windows, by_name: Mapping[str, _Kind]) -> dict[str, Windows] | None:
-        """What is left of the arrangement on nodes that have pods of the group; None unless all of it is free."""
+        """The rest of the arrangement on nodes with pods of the group; None unless all of it is free."""
         begun, placed = dict[str, Windows](), defaultdict[str, set[CoreMask]](set)
         for anchor in self._anchors:
             placed[anchor.node].add(anchor.mask)
@@ -456,7 +463,7 @@ class _Search:
         return begun
 
     def _cost(self, union: int, name: str) -> tuple[float, str]:
-        """By which nodes of one domain are taken: those that are used most, so that empty ones stay empty."""
+        """The sort key of nodes in one domain: the most used first, so that empty nodes stay empty."""
         info = self._scene.node(name)
         capacity = info.capacity
         if isinstance(capacity, Rejection):
@@ -541,7 +548,7 @@ class _Search:
         return chosen
 
     def _assign(self, pods: Sequence[NeuronPod], nodes: Sequence[tuple[str, Windows]]) -> dict[PodUid, Place] | None:
-        """The pods in the order of their ranks on nodes and windows; None if the rules of some pod do not let it."""
+        """The pods, in the order of their ranks, on nodes and windows; None if a pod's rules forbid it."""
         return self._assign_slots(pods, [(name, window) for name, pattern in nodes for window in pattern])
 
     def _assign_slots(self, pods: Sequence[NeuronPod], slots: Sequence[tuple[str, int]]) -> dict[PodUid, Place] | None:
@@ -559,7 +566,7 @@ class _Search:
                 trial.put(pod, name, placement)
         return places
 
-    # Pods that are not: one by one, in one domain after the other.
+    # Unlike pods: one by one, in one domain after the other.
 
     def _place_one_by_one(
         self, pods: Sequence[NeuronPod], nodes: set[str], geometry: Geometry, counted: _Counted
@@ -594,7 +601,7 @@ class _Search:
         return most
 
     def _fill(self, pods: Sequence[NeuronPod], names: set[str], *, counts_all: bool) -> dict[PodUid, Place]:
-        """Places of pods in a domain, one by one, until one has none; or of all that have, if these are counted."""
+        """Places of pods in a domain, up to the first pod without one; with ``counts_all`` of all that have one."""
         trial, places = self._scene.fork(), dict[PodUid, Place]()
         for pod in pods:
             allowed = Allowed(trial, pod, among_nodes=names)
@@ -607,24 +614,19 @@ class _Search:
 
 
 def _smallest_first(pool: tuple[tuple[Geometry, str], object]) -> tuple[int, str, str]:
-    """Of types on which a group lies as well, that with the fewest cores is taken."""
+    """The sort key of instance types that suit a group equally: the fewest cores first."""
     (geometry, value), _ = pool
     return geometry.core_count, geometry.instance_type, value
 
 
-def lasting_cores(request: PodRequest, geometry: Geometry) -> int:
-    """How many cores a pod has for all of its life: those of plain init containers are others' later."""
-    return sum(cores_asked(geometry, container) for container in request if container.kind is not ContainerKind.INIT)
-
-
 def _support(masks: Mapping[CoreMask, int], window: int) -> int:
-    """How many nodes have a window, by the cores that they have free."""
+    """How many nodes have a window; ``masks`` counts nodes by their free cores."""
     return sum(count for mask, count in masks.items() if window & mask == window)
 
 
 @lru_cache(maxsize=4_096)
 def _free(capacity: Capacity, request: PodRequest) -> _Free:
-    """What copies of a request have on a node, lowest ids first."""
+    """The room for copies of a request on a node, lowest ids first."""
     geometry, free, found = capacity.geometry, int(capacity.free_mask), list[CoreMask]()
     if len(request) == 1 and not request[0].amounts:
         container = request[0]

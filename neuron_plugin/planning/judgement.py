@@ -1,9 +1,9 @@
-"""What is thought of a waiting pod: where it fits, or why it waits, who is in the way and what would help.
+"""The judgement of a waiting pod: where it fits, or why it waits, which pods are in the way and what would help.
 
-This is the one place that says why a pod waits. Doors decide by it, and events, ``explain``, ``plan``, the page and
-metrics print its value and add nothing.
+This is the one place that says why a pod waits. Doors decide by it. Events, ``explain``, ``plan``, the page and metrics
+print its value and add nothing.
 
-A judgement holds for one kind of pod at one state of the cluster. What each node says is in ``node_answers``.
+A judgement holds for one kind of pod at one state of the cluster. ``node_answers`` has the answers of single nodes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from neuron_plugin.allocation import (
     Rejection,
     Resource,
 )
+from neuron_plugin.allocation.budgets import Budget
 from neuron_plugin.allocation.keys import GATE
 from neuron_plugin.allocation.placement import cores_asked, place, placement_mask
-from neuron_plugin.planning.budgets import beyond_budgets, budget_text
-from neuron_plugin.planning.groups import Anchor, GroupPlan, domains_for, members_to_come, place_group
+from neuron_plugin.allocation.pod import in_rank_order
+from neuron_plugin.planning.groups import GroupPlan, anchors_of, domains_for, members_to_come, place_group
 from neuron_plugin.planning.node_answers import (
     LEFT,
     NodeAnswer,
@@ -34,8 +35,7 @@ from neuron_plugin.planning.node_answers import (
     sentence_of,
 )
 from neuron_plugin.planning.population import likeness
-from neuron_plugin.planning.preflight import why_not_checked
-from neuron_plugin.planning.scene import Allowed, Place, Scene, rank_of
+from neuron_plugin.planning.scene import Allowed, Place, Scene
 from neuron_plugin.planning.victims import PREEMPTION, RULES, Move, MoveRules, Relocation, cheapest_move, device_hours
 from neuron_plugin.topology import CoreMask, Geometry
 from neuron_plugin.wording import first_of
@@ -43,9 +43,9 @@ from neuron_plugin.wording import first_of
 MOST_HOLDERS = 3
 """Pods in the way that a sentence names; the others are counted."""
 UNTRIED_SECONDS = 10.0
-"""How old a pod has to be before it says something that no scheduler has looked at it."""
+"""The age of a pod from which on it is a finding that no scheduler has looked at it."""
 IGNORED_SECONDS = 120.0
-"""The same where pods of its scheduler's name are on nodes: a busy scheduler takes its time."""
+"""The same if nodes have pods with its scheduler's name: a busy scheduler takes its time."""
 HELD_BY_OLD_PODS = "The old pods of the same Deployment hold it: with strategy.rollingUpdate.maxSurge 0 they end first"
 PREEMPTED_BY_NAME = (
     "Pods of lower priority hold Neuron devices under another resource name, and kube-scheduler does not preempt "
@@ -72,16 +72,16 @@ class Standing(enum.StrEnum):
     NOBODY = "nobody"
     """No scheduler has looked at it."""
     UNKNOWN = "unknown"
-    """Something that cannot be judged decides; the sentence says what."""
+    """It depends on something that cannot be judged; the sentence names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """A waiting pod: its ``place``, or why it waits.
 
-    ``sentence`` is empty for one that fits. ``move`` would make room. ``in_the_way`` are the pods that hold what is
-    nearest to being free, and ``helps`` says what would help besides a move. ``lacks`` is for how many pods of its
-    group there is no room.
+    ``sentence`` is empty for a pod that fits. ``move`` would make room. ``in_the_way`` are the pods that hold the set
+    nearest to being free, and ``helps`` says what else would help. ``lacks`` is the number of its group's pods without
+    room.
     """
 
     pod: NeuronPod
@@ -94,10 +94,15 @@ class Judgement:
     lacks: int = 0
 
     @property
+    def is_preempted_by_name(self) -> bool:
+        """Whether pods of lower priority are in its way that kube-scheduler does not preempt for it."""
+        return self.helps == PREEMPTED_BY_NAME
+
+    @property
     def text(self) -> str:
         """All of it, for an event."""
         if self.move:
-            return f"{self.sentence}. {note_of(self.move)}"
+            return f"{self.sentence}. {self.move.note}"
         parts = [self.sentence]
         if self.in_the_way:
             parts.append(f"In the way: {first_of(self.in_the_way, MOST_HOLDERS)}")
@@ -105,22 +110,11 @@ class Judgement:
         return ". ".join(filter(None, parts))
 
     def for_others(self) -> Judgement:
-        """As it holds for pods of the same kind that another controller has made."""
+        """The judgement for pods of the same kind that another controller has made."""
         return replace(self, helps="") if self.helps == HELD_BY_OLD_PODS else self
 
 
-def note_of(move: Move) -> str:
-    """What a move would do, for people."""
-    moves = ", ".join(
-        f"{victim.pod.reference} from node {victim.source} to {victim.target}"
-        if victim.target
-        else f"{victim.pod.reference} off node {victim.source}"
-        for victim in move.victims
-    )
-    return f"Node {move.node} would have room after a move of {moves}: see neuron-plugin plan"
-
-
-# Who judges many pods at once: each has its sets before the next is looked at.
+# Many pods at once: each has its sets before the next is looked at.
 
 
 def judge_all(
@@ -134,9 +128,9 @@ def judge_all(
 ) -> list[Judgement]:
     """Waiting pods in the order given; each has its sets, or its move, before the next is looked at.
 
-    So what is promised to two pods can be had by both. A group is looked at as a whole when its first member comes.
-    ``rules`` of None look for no moves. Pods of lower priority may go for those of ``preempting``, where no move helps.
-    For a pod of ``unmoved`` no move would be made, so it preempts though one would help. ``now`` is in unix seconds.
+    So two pods are never promised the same set. A group is judged as a whole when its first member comes. If ``rules``
+    is None, no moves are looked for. ``preempting`` pods may evict pods of lower priority if no move helps. No move
+    would be made for ``unmoved`` pods, so they preempt even if a move would help. ``now`` is in unix seconds.
     """
 
     def ways_for(pod: NeuronPod) -> Sequence[MoveRules]:
@@ -148,7 +142,7 @@ def judge_all(
     judged = list[Judgement]()
     together: dict[tuple[str, str], dict[PodUid, Judgement]] = {}
     known: dict[object, Judgement] = {}
-    """Those that found nothing since the scene has changed last: pods of their kind find nothing either."""
+    """Kinds of pods that found no place since the last change of the scene: other pods of the kind find none either."""
     anti_keys: Collection[str] = ()
     for pod in pods:
         if pod.group and scene.cluster.is_gang(pod) and not _why_not_judged(scene, pod, now):
@@ -184,7 +178,7 @@ def judge(
     rules: MoveRules | None = RULES,
     ways: Sequence[MoveRules] | None = None,
 ) -> Judgement:
-    """One waiting pod by itself. ``ways`` are the rules by which room may be made, in their order: ``rules`` alone."""
+    """One waiting pod by itself. ``ways`` are the rules by which room may be made, in order: ``rules`` alone."""
     if why := _why_not_judged(scene, pod, now):
         return why
     if found := scene.best(pod):
@@ -200,7 +194,7 @@ def judge(
     if standing is Standing.LINKS:
         standing = Standing.SHORT  # no move helps
     if waits:
-        return Judgement(pod, standing, sentence=sentence)  # nobody's end would help
+        return Judgement(pod, standing, sentence=sentence)  # the end of no pod would help
     holders = nearest_holders(scene, pod, answers) if standing in {Standing.SHORT, Standing.RULES} else ()
     helps, in_the_way = _what_helps(scene, pod, standing, holders), holders
     if not holders and any(answer.fits or LEFT in answer.reasons for answer in answers):
@@ -210,8 +204,7 @@ def judge(
 
 def _why_not_judged(scene: Scene, pod: NeuronPod, now: float) -> Judgement | None:
     """Why no node is looked at for a pod."""
-    least = scene.cluster.min_counts.get(pod.group, 0) if pod.group else 0
-    if refusal := pod.refusal or why_not_checked(pod, enabled=scene.cluster.checks_groups, least=least):
+    if refusal := scene.cluster.refusal(pod):
         return Judgement(pod, Standing.NEVER, sentence=str(refusal))
     if others := [gate for gate in pod.rules.gates if gate != GATE]:
         return Judgement(
@@ -223,7 +216,7 @@ def _why_not_judged(scene: Scene, pod: NeuronPod, now: float) -> Judgement | Non
         served = {other.rules.scheduler_name for other in scene.cluster.pods.values() if other.node}
         known = f"; pods with Neuron run here under {', '.join(sorted(served))}" if served else ""
         why = f"schedulerName {name} is served by nobody here{known}"
-        if name in served:  # pods that name their node themselves ran past it, or it has ended since
+        if name in served:  # pods that name their node themselves bypassed it, or it has ended since
             why = f"does the scheduler of schedulerName {name} run? Pods with Neuron of that name are on nodes"
         if name not in served or now - pod.created > IGNORED_SECONDS:
             return Judgement(pod, Standing.NOBODY, sentence=f"No scheduler has looked at it: {why}")
@@ -231,25 +224,19 @@ def _why_not_judged(scene: Scene, pod: NeuronPod, now: float) -> Judgement | Non
 
 
 def _in_doubt(scene: Scene, pod: NeuronPod) -> Judgement | None:
-    """What is thought of a pod that fits by all that can be judged, where that is not all."""
+    """The judgement of a pod that fits, but has rules that cannot be judged; else None."""
     if not (doubt := scene.doubt(pod)):
         return None
     kept = ". The pod keeps its gate: only the placement controller allocates its claims"
-    text = doubt_text(doubt)
-    sentence = f"{text[0].upper()}{text[1:]}{kept if pod.rules.claim_driver else ''}"
+    sentence = f"{doubt[0].upper()}{doubt[1:]}{kept if pod.rules.claim_driver else ''}"
     return Judgement(pod, Standing.UNKNOWN, sentence=sentence)
-
-
-def doubt_text(doubt: str) -> str:
-    """Why a pod is handed to its scheduler without a node, but for nodes that have no linked set for it."""
-    return f"where it can run cannot be judged here, because {doubt}"
 
 
 # All nodes.
 
 
 def _standing(scene: Scene, pod: NeuronPod, answers: Sequence[NodeAnswer]) -> Standing:
-    """Of a pod that fits nowhere now. Free devices where it may not go itself count, too: others can move there."""
+    """The standing of a pod that fits nowhere now. Free devices where it may not go count: others can move there."""
     eligible, free = scene.eligible(pod), Counter[Geometry]()
     kinds: dict[tuple[Geometry, CoreMask, object], bool] = {}
     possible = set[Geometry]()
@@ -291,14 +278,14 @@ def _what_helps(scene: Scene, pod: NeuronPod, standing: Standing, in_the_way: Se
         return PREEMPTED_BY_NAME
     holders = (scene.cluster.pods.get(holder.uid) for holder in in_the_way)
     known = [holder for holder in holders if holder]
-    return ". ".join(budget_text(*each) for each in beyond_budgets(scene.cluster.budgets, known).items())
+    return ". ".join(budget.text(pods) for budget, pods in Budget.beyond(scene.cluster.budgets, known).items())
 
 
 def _held_under_another_name(scene: Scene, pod: NeuronPod) -> bool:
     """Whether evictions of lower priority would open a node, though kube-scheduler sees no victims there.
 
     kube-scheduler looks for victims by the count of the resource that the pod asks for. Pods that hold the devices
-    under another name lower what the node offers under this one, and are never its victims.
+    under another name lower the node's count of this resource, and are never its victims.
     """
     cluster = scene.cluster
     if (
@@ -333,30 +320,20 @@ def waiting_members(scene: Scene, group: tuple[str, str]) -> list[NeuronPod]:
     """The members of a group that have no node yet, in the order of their ranks."""
     placed = {uid for info in scene.cluster.nodes.values() for uid in info.ledger.by_pod}
     members = scene.cluster.members_of(group)
-    return sorted((pod for pod in members if not (pod.place or pod.uid in placed)), key=rank_of)
-
-
-def anchors_of(scene: Scene, group: tuple[str, str]) -> list[Anchor]:
-    """Where pods of a group are already."""
-    return [
-        Anchor(name, mask)
-        for pod in scene.cluster.members_of(group)
-        for name in {pod.place, pod.node} - {""}
-        if (info := scene.cluster.nodes.get(name)) and (mask := info.ledger.mask_of(pod.uid))
-    ]
+    return in_rank_order(pod for pod in members if not (pod.place or pod.uid in placed))
 
 
 def _judge_group(
     scene: Scene, first: NeuronPod, now: float, ways_for: Callable[[NeuronPod], Sequence[MoveRules]]
 ) -> dict[PodUid, Judgement]:
-    """The waiting members of a group: places for at least so many as are missing, or why the group waits."""
+    """The waiting members of a group: places for at least the missing number of them, or why the group waits."""
     group = first.group or ("", "")
     cluster, name = scene.cluster, group[1]
     waiting = waiting_members(scene, group)
     members, least, checked = cluster.members_of(group), cluster.min_counts[group], cluster.check_of(first)
     missing = max(least - (len(members) - len(waiting)), 1)
-    refused = (why_not_checked(pod, enabled=cluster.checks_groups, least=least) for pod in members)
-    if why := str(next(filter(None, refused), "")) or ("" if len(waiting) < len(members) else checked.waits):
+    refusal = next(filter(None, map(cluster.refusal, members)), "")
+    if why := str(refusal) or ("" if len(waiting) < len(members) else checked.waits):
         return {pod.uid: Judgement(pod, Standing.GROUP, sentence=why) for pod in waiting}
     if len(waiting) < missing:
         leader = next((pod for pod in waiting if pod.member and pod.member.leads), None)
@@ -364,7 +341,7 @@ def _judge_group(
             text = f"{len(members)} of the {least} pods of its group {name} are there"
             return {pod.uid: Judgement(pod, Standing.GROUP, sentence=text) for pod in waiting}
         if (template := cluster.templates[group]) is None:
-            return {leader.uid: judge(scene, leader, now=now)}  # the others are made once it is placed, wherever
+            return {leader.uid: judge(scene, leader, now=now)}  # the others are made once it is placed, on any node
         waiting = [leader, *members_to_come(template, leader, members, least)]
         missing = len(waiting)
     placed = place_group(scene, waiting, least=missing, wish=cluster.wish_of(first), anchors=anchors_of(scene, group))
@@ -395,7 +372,7 @@ def _judge_group(
     for pod in waiting[: placed.most]:
         if place_of := trial.best(pod, allowed=Allowed(trial, pod, among_nodes=on_type)):
             trial.put(pod, *place_of)
-    # What speaks against single nodes says more where not one pod has room.
+    # The reasons against single nodes say more if not even one pod has room.
     if not placed.most and not placed.reason:
         sentence = f"{sentence}. {sentence_of(node_answers(trial, waiting[-1]))}"
     lacks = missing - placed.most
@@ -406,11 +383,11 @@ def _judge_group(
 
 
 def _in_the_way_of_all(trial: Scene, pods: Sequence[NeuronPod], names: Collection[str]) -> tuple[PodReference, ...]:
-    """Who has what is nearest to being free for some pods of a group that have no room, for one after the other."""
+    """The holders of the sets nearest to being free, for each of a group's pods without room in turn."""
     cluster, found = trial.cluster, dict[PodReference, None]()
     answers, before = dict[str, NodeAnswer](), None
     for pod in pods:
-        # Pods that are alike hear the same from all nodes on which nothing has changed, but for rules among pods.
+        # Equal pods get the same answer from unchanged nodes, except where rules among pods decide.
         is_alike = before is not None and (pod.requests, pod.rules) == (before.requests, before.rules)
         asked = [name for name in names if name in trial.changed] if is_alike else names
         answers |= {answer.name: answer for answer in node_answers(trial, pod, asked)}
@@ -419,7 +396,7 @@ def _in_the_way_of_all(trial: Scene, pods: Sequence[NeuronPod], names: Collectio
             break
         found |= dict.fromkeys(holders)
         for other in filter(None, (cluster.pods.get(holder.uid) for holder in holders)):
-            if other.place in cluster.nodes:  # else only something is kept for it
+            if other.place in cluster.nodes:  # otherwise a place is only kept for it
                 trial.remove([other], other.place)
         if place_of := trial.best(pod, allowed=Allowed(trial, pod, among_nodes=names)):
             trial.put(pod, *place_of)
@@ -434,17 +411,17 @@ def _make_room_for_group(
     ways_for: Callable[[NeuronPod], Sequence[MoveRules]],
     sentence: str,
 ) -> dict[PodUid, Judgement]:
-    """Places and moves by which a group would fit, by the fewest victims; nothing where it would not as a whole.
+    """Places and moves by which a group would fit, with the fewest victims; empty if it would not fit as a whole.
 
-    Who has to go is looked for pod by pod, in one domain after the other where the group requires one. Then the group
-    is placed as if they had gone, and its sets decide who goes.
+    Victims are searched pod by pod, in one domain after the other if the group requires one. Then the group is placed
+    as if they had gone, and its sets decide which of them go.
     """
     group, cluster = waiting[0].group or ("", ""), scene.cluster
     wish, anchors = cluster.wish_of(waiting[0]), anchors_of(scene, group)
     best: tuple[int, Scene, GroupPlan, list[Relocation]] | None = None
     for names in domains_for(scene, wish, anchors):
         served, victims = _victims_in(scene.fork(group), names, waiting, missing, now, ways_for)
-        lasting = all(budget.recovers for budget in beyond_budgets(cluster.budgets, [one.pod for one in victims]))
+        lasting = all(budget.recovers for budget in Budget.beyond(cluster.budgets, [one.pod for one in victims]))
         if not victims or not lasting or (best and best[0] <= len(victims)):
             continue
         opened = scene.fork()
@@ -484,10 +461,7 @@ def _victims_in(
     now: float,
     ways_for: Callable[[NeuronPod], Sequence[MoveRules]],
 ) -> tuple[list[NeuronPod], list[Relocation]]:
-    """As many pods of a group as are missing, or more, and who would have to go from these nodes for them.
-
-    Nobody would have to go if that is not enough.
-    """
+    """At least as many pods of a group as are missing, and the victims on these nodes; none if they do not suffice."""
     served, left, victims = list[NeuronPod](), list[NeuronPod](), list[Relocation]()
     for pod in waiting:
         if found := trial.best(pod, allowed=Allowed(trial, pod, among_nodes=names)):
@@ -505,4 +479,4 @@ def _victims_in(
             served.append(pod)
         elif (without := without + 1) > len(waiting) - missing:
             break  # the others cannot be enough any more
-    return sorted(served, key=rank_of), victims if len(served) >= missing else []
+    return in_rank_order(served), victims if len(served) >= missing else []

@@ -1,7 +1,7 @@
-"""What each node says to a pod, all of it, and the sentence that they make together.
+"""The full answer of each node to a pod, and the sentence that sums the answers up.
 
-A reason is a predicate of the node, such as ``is cordoned``: it is counted over nodes. What kube-scheduler counts is a
-part of it: a node that looks free and is not for kube-scheduler is not free.
+A reason is a predicate of the node, such as ``is cordoned``, so nodes are counted by reason. kube-scheduler's counts
+give reasons, too. A node that looks free but is full for kube-scheduler is not free.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LEFT = LEFT_TO_OTHERS.predicate
 
 @dataclass(frozen=True, slots=True)
 class BlockedSet:
-    """A set that would do for a container, and what is in its way: pods, and devices that no pod's end would free."""
+    """A set that suits a container, and what blocks it: pods, and devices that no pod's end would free."""
 
     container: str
     unit: Unit
@@ -52,16 +52,16 @@ class BlockedSet:
 
     @property
     def weight(self) -> tuple[int, int]:
-        """How much is in the way: devices that no pod's end would free, then pods."""
+        """How much blocks the set: devices that no pod's end would free, then pods."""
         return len(self.unhealthy) + len(self.disabled), len(self.holders) + len(self.reserved_for)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeAnswer:
-    """What one node says to a pod. It fits where there are no ``reasons``, which are predicates of the node.
+    """One node's answer to a pod, which fits if there are no ``reasons``: predicates of the node.
 
-    ``placement`` has the sets that are free, whatever kube-scheduler says. ``blocked`` are sets that would do and are
-    not free, and ``details`` what else a person wants to know.
+    ``placement`` has the free sets, even if kube-scheduler refuses the node. ``blocked`` are suitable sets that are not
+    free, and ``details`` are further facts for people.
     """
 
     name: str
@@ -85,7 +85,7 @@ class NodeAnswer:
 
 
 def node_answers(scene: Scene, pod: NeuronPod, names: Collection[str] | None = None) -> list[NodeAnswer]:
-    """What every node says to a pod, all of it; or these nodes, if ``names`` are given."""
+    """Every node's full answer to a pod; only of the nodes in ``names``, if given."""
     cluster, among, volumes = scene.cluster, scene.among(pod), scene.volumes(pod)
     avoided, names = cluster.why_avoided(pod), cluster.nodes if names is None else names
     left, answers = scene.left_to_others(pod, names), []
@@ -98,7 +98,7 @@ def node_answers(scene: Scene, pod: NeuronPod, names: Collection[str] | None = N
 
 
 def node_answer(scene: Scene, pod: NeuronPod, name: str, against: tuple[str, ...] = ()) -> NodeAnswer:
-    """What one node says to a pod; ``against`` is what kube-scheduler says besides what it counts of Neuron."""
+    """One node's answer to a pod; ``against`` are kube-scheduler's reasons besides its counts of Neuron."""
     info = scene.node_for(pod, name)
     known = scene.answers.get((name, pod.requests))
     if known is None or known[0] is not info:
@@ -114,7 +114,7 @@ def node_answer(scene: Scene, pod: NeuronPod, name: str, against: tuple[str, ...
 
 
 def _answer_by_devices(info: NodeInfo, request: PodRequest) -> NodeAnswer:
-    """What a node says to all pods that ask for the same: its devices, and nothing else."""
+    """A node's answer to all pods with this request, by its devices alone."""
     name, capacity = info.name, info.capacity
     if isinstance(capacity, Rejection):
         if capacity.code == NO_NEURON:
@@ -132,7 +132,7 @@ def _answer_by_devices(info: NodeInfo, request: PodRequest) -> NodeAnswer:
 
 @lru_cache(maxsize=4_096)
 def _sets(capacity: Capacity, request: PodRequest) -> tuple[Placement | Rejection, str, tuple[str, ...]]:
-    """The sets on any node of this capacity, or why there are none, and what else a person wants to know."""
+    """The sets on any node of this capacity, or why there are none, and further facts for people."""
     placed, details = capacity.place(request), [*_amount_details(capacity, request)]
     if not isinstance(placed, Rejection):
         return placed, "", tuple(details)
@@ -171,7 +171,7 @@ def _neuron_reason(capacity: Capacity, request: PodRequest, rejection: Rejection
 
 
 def _why_counted_less(info: NodeInfo, resource: str) -> Iterator[str]:
-    """What makes kube-scheduler count fewer devices than are free."""
+    """Why kube-scheduler counts fewer devices than are free."""
     inventory = info.inventory
     if inventory is None:
         return
@@ -184,7 +184,7 @@ def _why_counted_less(info: NodeInfo, resource: str) -> Iterator[str]:
 
 
 def _amount_details(capacity: Capacity, request: PodRequest) -> Iterator[str]:
-    """What is left of the amounts that are asked for, by device."""
+    """The remaining part of each requested amount, by device."""
     facts, geometry = capacity.facts, capacity.geometry
     for name in sorted({name for container in request for name, _ in container.amounts}):
         has, used = dict(facts.amounts).get(name), dict(facts.used).get(name, (0,) * geometry.device_count)
@@ -207,7 +207,7 @@ def _left_out(geometry: Geometry, request: PodRequest) -> Iterator[str]:
 
 
 def _blocked(info: NodeInfo, container: ContainerRequest, facts: DeviceFacts) -> list[BlockedSet]:
-    """The sets of one container that its constraints allow, those nearest to being free first."""
+    """The sets that one container's constraints allow, the nearest to being free first."""
     inventory, unit = info.inventory, container.resource.unit
     if inventory is None:
         return []
@@ -285,10 +285,10 @@ def _nodes(count: int) -> str:
 
 
 def nearest_holders(scene: Scene, pod: NeuronPod, answers: Sequence[NodeAnswer]) -> tuple[PodReference, ...]:
-    """Who has the set that is nearest to being free, of the nodes that nothing else speaks against.
+    """The holders of the set that is nearest to being free, on the nodes without other reasons.
 
-    Of as many holders it is the old pods of its own Deployment, else those that have least. The other pods of its own
-    group are in nobody's way.
+    Among sets with equally many holders, the old pods of its own Deployment come first, then the pods that have least.
+    Pods of its own group do not count.
     """
     own = {other.uid for other in scene.cluster.members_of(pod.group)} if pod.group else set()
     ways = [
@@ -311,7 +311,7 @@ def nearest_holders(scene: Scene, pod: NeuronPod, answers: Sequence[NodeAnswer])
 
 
 def are_old_pods(scene: Scene, pod: NeuronPod, others: Sequence[PodReference]) -> bool:
-    """Whether some pods are those that the pod's Deployment is replacing."""
+    """Whether these are pods that the pod's Deployment is replacing."""
     own = _deployment_of(pod)
     known = (scene.cluster.pods.get(other.uid) for other in others)
     return bool(own and others) and all(

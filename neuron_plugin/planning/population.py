@@ -1,11 +1,11 @@
-"""Which pods are where, by their labels: what pod affinity, topology spread and shared volumes are judged by.
+"""The placed pods by their labels: pod affinity, topology spread and shared volumes are judged by them.
 
-A pod counts from the moment at which its place is chosen, as it does in kube-scheduler's cache. Where a rule *needs*
-another pod, such as a required affinity, only bound pods count: a promise may never be kept, and kube-scheduler takes
-promises up in any order.
+A pod counts as soon as its place is chosen, as in kube-scheduler's cache. Where a rule *needs* another pod, such as a
+required affinity, only bound pods count: a promise may never be kept, and kube-scheduler takes promises up in any
+order.
 
-What a rule asks is tallied once and then kept up to date with each pod that comes and goes. So a decision costs what
-its answer costs, and not a walk over all pods.
+The pods that a rule means are tallied once, and each pod that comes or goes updates the tally. So no decision walks
+over all pods.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from typing import NamedTuple
 from neuron_plugin.allocation import NeuronPod, PlacementStrategy, PodRequest, Rejection
 from neuron_plugin.allocation.group import GroupName
 from neuron_plugin.allocation.node_rules import PlacedPod, PodLabels, PodRules, PodSelector, PodTerm
+from neuron_plugin.allocation.pod import NO_RULES
 
 MOST_TALLIES = 256
-"""Remembered at a time; the one that was asked for longest ago makes room for a new one."""
+"""Tallies remembered; the least recently used one makes room for a new one."""
 
 MOST_LABELS_GONE = 1_000
-"""Labels of pods that are gone and of which it is still remembered what meant them."""
+"""Labels of deleted pods for which the matching tallies are still remembered."""
 _NO_NAMESPACES: Mapping[str, Mapping[str, str]] = MappingProxyType({})
 
 
 class PodKind(NamedTuple):
     """What pods of one kind have in common. Pods of a group have only the group: even priorities may differ.
 
-    ``seen_as`` is how other pods' rules, and the pod's own, see it: its namespace, and those of its labels that some
-    rule looks at. It is empty where none does.
+    ``seen_as`` is the pod as other pods' rules, and its own, see it: its namespace, and the labels that some rule looks
+    at. It is empty if no rule does.
     """
 
     priority: int
@@ -41,22 +42,19 @@ class PodKind(NamedTuple):
     group: GroupName | None
     seen_as: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, pod: NeuronPod, anti_keys: Collection[str] = ()) -> PodKind:
+        """The kind of a pod; the anti-affinity of placed pods looks at the labels ``anti_keys``.
 
-_GROUP_RULES = PodRules()
-
-
-def kind_of(pod: NeuronPod, anti_keys: Collection[str] = ()) -> PodKind:
-    """The kind of a pod; ``anti_keys`` are the labels that the anti-affinity of placed pods looks at.
-
-    A pod that asks for nothing has no part in what its group gets.
-    """
-    if pod.group and pod.request:
-        return PodKind(0, (), None, _GROUP_RULES, pod.group)
-    return likeness(pod, anti_keys)
+        A pod that asks for nothing gets no part of its group's devices.
+        """
+        if pod.group and pod.request:
+            return cls(0, (), None, NO_RULES, pod.group)
+        return likeness(pod, anti_keys)
 
 
 def likeness(pod: NeuronPod, anti_keys: Collection[str] = ()) -> PodKind:
-    """The kind of a pod by itself, whatever its group."""
+    """The kind of a pod by itself, without its group."""
     rules, seen_as = pod.rules, tuple[str, ...]()
     if anti_keys or rules.claims or rules.spread or rules.selectors:
         own = {requirement.key for selector in rules.selectors for requirement in selector.labels or ()}
@@ -65,12 +63,6 @@ def likeness(pod: NeuronPod, anti_keys: Collection[str] = ()) -> PodKind:
         known = sorted(key for key in own.union(anti_keys) if key in labels)
         seen_as = (pod.reference.namespace, *(f"{key}={labels[key]}" for key in known))
     return PodKind(pod.priority, pod.request, pod.strategy, rules, None, seen_as)
-
-
-def placed_pod(pod: NeuronPod, node: str) -> PlacedPod:
-    """A Neuron pod as it counts on a node where it is, or would be."""
-    rules, bound = pod.rules, pod.node == node
-    return PlacedPod(node, pod.labels, bound, pod.terminating, rules.anti_affinity, rules.claims)
 
 
 class Counts(NamedTuple):
@@ -94,7 +86,7 @@ class Counts(NamedTuple):
 
 NO_COUNTS = Counts()
 NodeCounts = Mapping[str, Counts]
-"""By node, where there is any such pod."""
+"""Counts by node, for nodes with any such pod."""
 Selectors = tuple[PodSelector, ...]
 """A pod is meant if all of them match it."""
 
@@ -118,10 +110,10 @@ class _Tallied:
 
 
 class Population:
-    """The placed pods of a cluster. ``namespaces`` has the labels of each namespace; it is followed, not copied.
+    """The placed pods of a cluster. ``namespaces`` has each namespace's labels; it is followed, not copied.
 
-    ``version`` is another one after each change. ``anti_keys`` are the labels of pods that the anti-affinity of placed
-    pods looks at: pods that have the same of these are alike to it.
+    ``version`` differs after each change. The anti-affinity of placed pods looks at the pod labels ``anti_keys`` only:
+    pods that share these labels are equal to it.
     """
 
     def __init__(self, namespaces: Mapping[str, Mapping[str, str]] = _NO_NAMESPACES) -> None:
@@ -139,7 +131,7 @@ class Population:
         self._claims = Counter[tuple[str, str]]()
 
     def copy(self) -> Population:
-        """The same pods as of now, for another thread. What was tallied is tallied again there."""
+        """The same pods as of now, for another thread, which makes its own tallies."""
         made = Population(dict(self.namespaces))
         made._pods = dict(self._pods)
         made._keeping_off.update((term, holders.copy()) for term, holders in self._keeping_off.items())
@@ -155,7 +147,7 @@ class Population:
     def put(self, uid: str, pod: PlacedPod | None) -> bool:
         """A pod is placed, or has changed; None if it is not placed any more. Gives whether that may matter to others.
 
-        It does not where nothing that was asked before means the pod.
+        It does not if no earlier query means the pod.
         """
         before, matters = self._pods.get(uid), False
         if before == pod:
@@ -254,9 +246,9 @@ class Population:
 
 
 class Altered:
-    """A population in thought: some pods have gone from their nodes, and others have come.
+    """A hypothetical population: some pods have gone from their nodes, and others have come.
 
-    What was asked is kept up to date with each further pod, as in the population itself: a group is placed pod by pod.
+    Tallies are updated with each further pod, as in the population itself: a group is placed pod by pod.
     """
 
     def __init__(self, population: Population, gone: Iterable[str], come: Iterable[PlacedPod]) -> None:
@@ -265,7 +257,7 @@ class Altered:
         self._tallies: dict[Selectors, _Tallied] = {}
         self._keeping_off = dict(population.anti_affinities)
         self._own_terms = set[PodTerm]()
-        """Those of which the holders are no longer the population's."""
+        """Terms whose holders differ from the population's."""
         self._changes: list[tuple[PlacedPod, int]] = []
         for pod in filter(None, map(population.get, dict.fromkeys(gone))):
             self.change(pod, -1)

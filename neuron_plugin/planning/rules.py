@@ -1,11 +1,11 @@
-"""What kube-scheduler's own plugins say of a pod on a node, besides Neuron: filters, and what the pod prefers.
+"""kube-scheduler's own rules for a pod on a node, besides Neuron: filters and preferences.
 
-Pure functions of what pods and nodes say, and of which pods are where. They follow kube-scheduler 1.36
-(pkg/scheduler/framework/plugins) and are held against what a real one has left to thousands of pods
+Pure functions of the pods' and nodes' specs, and of the pods' places. They follow kube-scheduler 1.36
+(pkg/scheduler/framework/plugins) and are tested against the verdicts of a real one on thousands of pods
 (``tests/planning/verdicts``). A reason is a predicate of the node, such as ``is cordoned``: it is counted over nodes.
 
-A placement by gates pins a pod to its node by node affinity. Topology spread then looks at that node only, and
-kube-scheduler keeps a hard spread no more. So it is judged here as the pod was written, and is ours to keep.
+A placement by gates pins a pod to its node by node affinity. Topology spread then looks at that node only, so
+kube-scheduler no longer enforces a hard spread. It is judged and enforced here, as the pod was written.
 """
 
 from __future__ import annotations
@@ -35,22 +35,20 @@ from neuron_plugin.planning.population import NO_COUNTS, AnyPopulation, NodeCoun
 _CORDON = Taint("node.kubernetes.io/unschedulable", "NoSchedule")
 _HARD_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
 _SOFT_EFFECT = "PreferNoSchedule"
-_TAKEN_BY_OTHERS = frozenset({"cpu", "memory"})
-"""What pods without Neuron take, too."""
 _HOSTNAME = "kubernetes.io/hostname"
 _MOST_SCORE = 100
 """framework.MaxNodeScore."""
 MOST_PREFERENCES = 64
-"""Distinct preferred node affinities of which the nodes are remembered."""
+"""Distinct preferred node affinities whose nodes are remembered."""
 _WEIGHTS = {"taints": 3, "nodes": 2, "pods": 2, "spread": 2}
-"""Of kube-scheduler's default plugins (pkg/scheduler/apis/config/v1/default_plugins.go)."""
+"""Weights of kube-scheduler's default plugins (pkg/scheduler/apis/config/v1/default_plugins.go)."""
 
 
 # A node by itself: NodeUnschedulable, TaintToleration, NodeAffinity.
 
 
 def objections(pod: PodRules, name: str, node: NodeRules) -> Iterator[str]:
-    """Why kube-scheduler does not place the pod on the node of this name, whatever pods and volumes there are."""
+    """Why kube-scheduler does not place the pod on the node of this name, apart from other pods and volumes."""
     if node.cordoned and not _is_tolerated(pod, _CORDON):
         yield "is cordoned"
     for taint in node.taints:
@@ -84,9 +82,9 @@ def _is_selected(pod: PodRules, name: str, labels: Mapping[str, str]) -> bool:
 
 
 def shortages(pod: PodRules, node: NodeRules, use: NodeUse) -> Iterator[str]:
-    """What the node has too little of for the pod, beside the pods that use it.
+    """The resources that are too short on the node for the pod, beside the pods that use it.
 
-    A node that does not say how many pods it takes has room for more.
+    A node that states no limit of pods takes any number.
     """
     allocatable = dict(node.allocatable)
     for name, asked in pod.needs:
@@ -101,10 +99,10 @@ def shortages(pod: PodRules, node: NodeRules, use: NodeUse) -> Iterator[str]:
 
 
 def neuron_shortages(pod: PodRules, node: NodeRules, use: NodeUse) -> Iterator[tuple[str, int, int]]:
-    """Of which Neuron resource kube-scheduler counts too little: its name, how many it counts, how many are asked for.
+    """The Neuron resources that kube-scheduler counts too few of: name, count, and number asked for.
 
-    kube-scheduler counts each resource name by itself, whatever is really free. What pods have under one name lowers
-    what the kubelet offers under the others, some seconds later.
+    kube-scheduler counts each resource name by itself, not the free devices. If pods have devices under one name, the
+    kubelet offers fewer under the others, some seconds later.
     """
     offered = dict(node.neuron)
     for name, asked in pod.neuron:
@@ -114,17 +112,11 @@ def neuron_shortages(pod: PodRules, node: NodeRules, use: NodeUse) -> Iterator[t
 
 
 def most_beside(pod: PodRules, node: NodeRules, use: NodeUse) -> int | None:
-    """How many pods that ask for the same fit a node by kube-scheduler's counts; None if nothing bounds them."""
+    """How many pods with this request fit a node by kube-scheduler's counts; None if unbounded."""
     has = dict((*node.allocatable, *node.neuron))
     asked = [(name, amount) for name, amount in (*pod.needs, *pod.neuron) if amount and (name != "pods" or name in has)]
     counts = [max(has.get(name, 0) - use.amounts.get(name, 0), 0) // amount for name, amount in asked]
     return min([*counts, *([1] if pod.ports else [])], default=None)
-
-
-def is_tight(node: NodeRules, use: NodeUse) -> bool:
-    """Whether less than a tenth of the node's CPU or memory is left: another pod may take it before a bind."""
-    taken = ((most, most - use.amounts.get(name, 0)) for name, most in node.allocatable if name in _TAKEN_BY_OTHERS)
-    return any(10 * left < most for most, left in taken)
 
 
 def amount_text(name: str, thousandths: int) -> str:
@@ -149,7 +141,7 @@ class SpreadNodes:
     def of(self, pod: PodRules, spread: Spread, keys: Sequence[str]) -> tuple[Mapping[str, str], Mapping[str, int]]:
         """The domain of each node that counts, and how many nodes each domain has.
 
-        A node counts that has all the ``keys`` of the pod's constraints, and that the policies do not leave out.
+        A node counts if it has all the ``keys`` of the pod's constraints and the policies include it.
         """
         by_affinity = (pod.node_selector, pod.terms) if spread.honors_affinity else None
         key = spread.topology_key, tuple(keys), by_affinity, pod.tolerations if spread.honors_taints else None
@@ -161,7 +153,7 @@ class SpreadNodes:
         return domains, counted
 
     def forget(self, name: str) -> None:
-        """This node is another one now."""
+        """This node has changed."""
         for known in self._known.values():
             self._look(name, *known)
 
@@ -198,7 +190,7 @@ class SpreadNodes:
 
 
 class PreferredNodes:
-    """The nodes by what the preferred node affinity of pods says of them.
+    """The nodes by their score under the preferred node affinity of pods.
 
     ``nodes`` is followed, not copied: ``forget`` names one that has changed, has come or is gone.
     """
@@ -209,7 +201,7 @@ class PreferredNodes:
         """By preference, the sum of each node, and the nodes of each sum."""
 
     def best_first(self, pod: PodRules) -> Iterator[Collection[str]]:
-        """The nodes that the pod would rather go to than to any other, then the next, and so on."""
+        """The nodes that the pod prefers most, then the next, and so on."""
         terms = pod.preferences.nodes
         known = self._known.pop(terms, None)
         self._known[terms] = sums, by_sum = known or ({}, defaultdict(set))
@@ -221,7 +213,7 @@ class PreferredNodes:
         yield from (by_sum[total] for total in sorted(by_sum, reverse=True) if by_sum[total])
 
     def forget(self, name: str) -> None:
-        """This node is another one now."""
+        """This node has changed."""
         for terms, known in self._known.items():
             self._look(name, terms, *known)
 
@@ -244,13 +236,13 @@ def _preferred(terms: Sequence[tuple[int, NodeSelectorTerm]], name: str, node: N
 
 
 class _Check(NamedTuple):
-    """What one rule says of the domains of a node label: which are ``closed``, or the only ones that are ``open``."""
+    """One rule's verdict on the domains of a node label: which are ``closed``, or the only ones that are ``open``."""
 
     key: str
     closed: Collection[str]
     open: Collection[str] | None
     needed_by: str
-    """The rule that wants nodes to have the label at all; empty: none does."""
+    """The rule that requires nodes to have the label; empty if none does."""
     text: str
 
     def why_not(self, labels: Mapping[str, str]) -> str:
@@ -283,7 +275,7 @@ class _AllBut:
 
 
 class AmongPods:
-    """What the pods that are there say about one more on each node."""
+    """The verdicts of the placed pods on one more pod on each node."""
 
     def __init__(
         self,
@@ -305,7 +297,7 @@ class AmongPods:
         return bool(self._checks or self._single_nodes)
 
     def why_not(self, name: str) -> Iterator[str]:
-        """Why the pod cannot be with, or apart from, the pods that are there."""
+        """Why the pod cannot be with, or apart from, the placed pods."""
         labels = self._nodes[name].node.rules.labels
         yield from filter(None, (check.why_not(labels) for check in self._checks))
         for spread, tally, own in self._single_nodes:
@@ -316,13 +308,13 @@ class AmongPods:
                 )
 
     def _domains(self, key: str, names: Iterable[str]) -> set[str]:
-        """The domains of some nodes; those of nodes that are not known, or have no such label, are none."""
+        """The domains of some nodes, without nodes that are unknown or have no such label."""
         nodes = self._nodes
         values = {info.node.rules.labels.get(key) for name in names if (info := nodes.get(name))}
         return {value for value in values if value is not None}
 
     def _affinity(self, pod: PodInCluster) -> Iterator[_Check]:
-        """A pod that is wanted by all terms has to be there, bound; the first of a series may come by itself."""
+        """A bound pod that matches all terms has to be there; the first pod of a series needs none."""
         terms = pod.rules.affinity
         selectors = tuple(_of_incoming(term.selector) for term in terms)
         tally = self._population.tally(selectors) if terms else {}
@@ -359,7 +351,7 @@ class AmongPods:
             for name, counts in tally.items():
                 if (domain := domains.get(name)) is not None:
                     placed[domain] += counts.lasting
-                    # With the policy Ignore kube-scheduler judges after the pin, too, and knows no promises.
+                    # With the policy Ignore, kube-scheduler judges after the pin, too, and knows no promises.
                     least[domain] += counts.lasting if spread.honors_affinity else counts.lasting_bound
             fewest = min(map(least.__getitem__, counted), default=0) if len(counted) >= spread.min_domains else 0
             closed = {domain for domain, count in placed.items() if count + own - fewest > spread.max_skew}
@@ -369,19 +361,19 @@ class AmongPods:
     def _matching(self, pod: PodInCluster, spread: Spread) -> tuple[NodeCounts, int]:
         """The pods that a constraint counts, and whether the pod itself is one of them.
 
-        An empty selector counts no pod that is there, and yet the pod itself (podtopologyspread/common.go).
+        An empty selector counts no placed pod, but the pod itself (podtopologyspread/common.go).
         """
         selector = PodSelector((pod.labels.namespace,), spread.labels)
         own = int(selector.matches(pod.labels, self._population.namespaces))
         return ({} if spread.labels == () else self._population.tally((selector,))), own
 
-    # What the pod prefers.
+    # Preferences of the pod.
 
     def scores(self, pod: PodInCluster, names: Sequence[str]) -> dict[str, int]:
-        """How much the pod would rather go to each of these nodes, all of which it fits: the highest is the best.
+        """The preference scores of these nodes, all of which the pod fits: the highest is the best.
 
         The scores and weights of TaintToleration, NodeAffinity, InterPodAffinity and PodTopologySpread. The terms of
-        pods that are there, and constraints that a cluster has for all pods, do not count: the pod does not state them.
+        placed pods, and the cluster's default constraints, do not count: the pod does not state them.
         """
         if not names:
             return {}
@@ -395,10 +387,10 @@ class AmongPods:
         return totals
 
     def best_first(self, pod: PodInCluster, preferred: PreferredNodes) -> Iterator[Container[str]]:
-        """The nodes by how much the pod would rather go there: those than which none is better, then the next.
+        """The nodes in the order of the pod's preference: the best first, then the next.
 
-        The first of these that has a node for the pod has the highest score, so no scores are needed. It ends where
-        that is not known so soon.
+        The first of these with a node for the pod has the highest score, so no scores are needed. It ends when the
+        order is no longer known without scores.
         """
         rules, terms = pod.rules, pod.rules.preferences.pods
         soft = [spread for spread in rules.spread if not spread.hard]
@@ -431,7 +423,7 @@ class AmongPods:
         yield _AllBut(among, sums)
 
     def _pod_sums(self, terms: Sequence[tuple[int, PodTerm]]) -> dict[str, int]:
-        """By node, the weights of the pods that are preferred to be near, or not; those nodes alone that have any."""
+        """The weights of the pods to be near, or not near, by node; only nodes that have any."""
         nodes, sums = self._nodes, Counter[str]()
         by_key = defaultdict[str, Counter[str]](Counter)
         for weight, term in terms:
@@ -484,7 +476,7 @@ class AmongPods:
 
 
 def node_scores(pod: PodRules, nodes: Mapping[str, NodeRules]) -> dict[str, int]:
-    """How much a pod would rather go to each of some nodes, whatever pods are there: the highest is the best.
+    """A pod's preference score of each node, apart from other pods: the highest is the best.
 
     The scores and weights of TaintToleration and NodeAffinity.
     """
@@ -504,7 +496,7 @@ def _of_incoming(selector: PodSelector) -> PodSelector:
     """A selector of the pod that is placed, as kube-scheduler reads it.
 
     It compares the namespaceSelector with no labels at all, too (interpodaffinity/plugin.go,
-    mergeAffinityTermNamespacesIfNotEmpty). So one that is met by an absent label, such as NotIn, chooses every
+    mergeAffinityTermNamespacesIfNotEmpty). So a selector that an absent label meets, such as NotIn, chooses every
     namespace.
     """
     chosen = selector.namespace_labels
@@ -514,12 +506,12 @@ def _of_incoming(selector: PodSelector) -> PodSelector:
 
 
 def has_soft_taints(node: NodeRules) -> bool:
-    """Whether a node would rather have no pods that do not tolerate one of its taints."""
+    """Whether a node has a PreferNoSchedule taint."""
     return any(taint.effect == _SOFT_EFFECT for taint in node.taints)
 
 
 def soft_taints(pod: PodRules, node: NodeRules) -> int:
-    """For how many of its taints a node would rather not have a pod, which does not tolerate them."""
+    """How many PreferNoSchedule taints of a node the pod does not tolerate."""
     return sum(taint.effect == _SOFT_EFFECT and not _is_tolerated(pod, taint) for taint in node.taints)
 
 

@@ -1,7 +1,7 @@
-"""A cluster at one moment, and what would be of it: pods that come and go in thought.
+"""A cluster at one moment, and hypothetical changes of it: pods that come and go.
 
-The placement controller decides in a scene of its own state, without a change in it. Plans, groups and preemption fork
-it and try: which node would be the best for one pod when another has gone, and what would kube-scheduler say then?
+The placement controller decides in an unchanged scene of its own state. Plans, groups and preemption fork it and try:
+which node would be the best for one pod when another has gone, and what would kube-scheduler say then?
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from neuron_plugin.allocation import (
     Capacity,
+    Constraints,
     NeuronPod,
     NodeInfo,
     Placement,
@@ -23,15 +24,16 @@ from neuron_plugin.allocation import (
     PodUid,
     Rejection,
 )
+from neuron_plugin.allocation.budgets import Budget
 from neuron_plugin.allocation.group import NO_WISH, GroupName, TopologyWish
+from neuron_plugin.allocation.keys import PREFLIGHT_KEY
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.allocation.node_rules import NodeUse, PlacedPod, PodRules
 from neuron_plugin.allocation.placement import place
+from neuron_plugin.allocation.pod import current_members, unknown_products
 from neuron_plugin.allocation.utilization import Utilization
-from neuron_plugin.planning.budgets import Budget
-from neuron_plugin.planning.choice import NO_USES, PACK, Choices, PreferenceOrder
-from neuron_plugin.planning.population import Altered, AnyPopulation, Population, likeness, placed_pod
-from neuron_plugin.planning.preflight import AVOIDED, NOT_AVOIDED, GroupStanding
+from neuron_plugin.planning.choice import NO_USES, Choices, PreferenceOrder
+from neuron_plugin.planning.population import Altered, AnyPopulation, Population, likeness
 from neuron_plugin.planning.rules import (
     AmongPods,
     PodInCluster,
@@ -43,27 +45,40 @@ from neuron_plugin.planning.rules import (
 from neuron_plugin.planning.volumes import NO_STORAGE, NO_VOLUMES, PodVolumes, Storage
 
 MOST_TO_LOOK_AT = 1_000
-"""Nodes times pods without a node up to which it is said of each node whether it is left to such a pod."""
+"""Nodes times pods without a node. Up to this product, each node is checked for room that such pods need."""
 DID_NOT_TAKE = "has not taken a pod of the same controller lately"
+AVOIDED = "has failed the pre-flight check of the pod's group"
+NOT_CHECKED = Rejection("not-checked", "The pod's group is to be checked before it starts and cannot be")
 Place = tuple[str, Placement]
 """A node, and the sets of each container there."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStanding:
+    """The state of a group that is checked first: why it ``waits``, and the nodes where its check has failed lately."""
+
+    waits: str = ""
+    avoided: frozenset[str] = frozenset()
+
+
+NOT_AVOIDED = GroupStanding()
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """A cluster at one moment.
 
-    ``uses`` has by node what all its pods ask for. ``population`` has all placed pods by their labels, ``storage`` the
-    claims and volumes. ``kept`` is what is reserved for pods that are not bound, by their ``kept_keys``.
-    ``movable_namespaces`` are those whose pods may be moved where they do not say otherwise; those of ``left_alone``
-    are not. ``protected`` are pods whose eviction a budget has refused lately. ``min_counts`` has by group how many of
-    its pods must be placed for any to be, and ``wishes`` how near to each other its PodGroup wants them. ``templates``
-    has what those pods of a group will ask for that are made once their leader is placed, None where it cannot be
-    known. ``strategy`` is that of a pod without one, and ``preferences`` says when those of a pod decide. ``levels``
-    are the node labels of the network's levels, where they are named. ``utilization`` has by node how much containers
-    use their cores. ``checks`` has how groups stand that are checked before they start, if ``checks_groups``.
-    ``roaming`` are pods that were handed to their schedulers without a node and are not bound. ``avoided`` has by owner
-    the nodes that did not take a pod of it lately, each until some time.
+    ``uses`` has the requests of all pods of each node. ``population`` has all placed pods by their labels, ``storage``
+    the claims and volumes. ``kept`` has the reservations for pods that are not bound, by their ``kept_keys``. Pods in
+    ``movable_namespaces`` may be moved unless they say otherwise; the pods ``left_alone`` may not. ``protected`` are
+    pods whose eviction a budget has refused lately. ``min_counts`` has by group how many of its pods must be placed
+    together at least, and ``wishes`` how near to each other its PodGroup wants them. ``templates`` has by group the
+    requests of the pods that are made once their leader is placed, None if unknown. ``strategy`` is the default of
+    pods, and ``preferences`` says when a pod's preferences decide. ``levels`` are the node labels of the network's
+    levels, if configured. ``utilization`` has by node how much containers use their cores. ``checks`` has the state of
+    groups that are checked before they start, if ``checks_groups``. ``roaming`` are pods that were handed to their
+    schedulers without a node and are not bound. ``avoided`` has by owner the nodes that did not take one of its pods
+    lately, each until some time. ``products`` are the names of the catalogue.
     """
 
     nodes: Mapping[str, NodeInfo]
@@ -79,7 +94,7 @@ class Cluster:
     left_alone: Collection[PodUid] = ()
     protected: Collection[PodUid] = ()
     budgets: Collection[Budget] = ()
-    strategy: PlacementStrategy = PACK
+    strategy: PlacementStrategy = PlacementStrategy.PACK
     preferences: PreferenceOrder = PreferenceOrder.FIRST
     levels: Sequence[str] = ()
     utilization: Mapping[str, Utilization] = field(default_factory=dict)
@@ -87,18 +102,44 @@ class Cluster:
     checks_groups: bool = True
     roaming: Mapping[PodUid, NeuronPod] = field(default_factory=dict)
     avoided: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    products: frozenset[str] = frozenset()
+
+    def refusal(self, pod: NeuronPod) -> Rejection | None:
+        """Why no node can ever serve a waiting pod: it cannot be read, names nothing, or its check cannot be made."""
+        if refusal := pod.refusal or self._why_not_checked(pod):
+            return refusal
+        constraints = pod.requests[0].constraints if pod.requests else None
+        products = constraints.products if isinstance(constraints, Constraints) else frozenset[str]()
+        if products <= self.products:
+            return None
+        seen = (info.node.facts.names for info in self.nodes.values())  # a self-made type is in no catalogue
+        return unknown_products(products, self.products.union(*seen))
+
+    def _why_not_checked(self, pod: NeuronPod) -> Rejection | None:
+        """Why the check that a pod's group asks for cannot be made."""
+        if not (pod.member and pod.member.preflight) or pod.place:
+            return None
+        why = ""
+        if not self.checks_groups:
+            why = "groups are not checked here: preflight.enabled and preflight.group.command of the chart switch it on"
+        elif not pod.gated:
+            why = "only groups that wait behind the placement gate are checked: set placement: gates in the chart"
+        elif not self.is_gang(pod):
+            why = "it is not said how many pods the group has: set neuron-plugin.io/group-size"
+        detail = f"annotation {PREFLIGHT_KEY} asks for a check of the group, and {why}. Or remove the annotation"
+        return replace(NOT_CHECKED, detail=detail) if why else None
 
     def check_of(self, pod: NeuronPod) -> GroupStanding:
-        """How the check of a pod's group stands."""
+        """The state of the check of a pod's group."""
         return self.checks.get(pod.group, NOT_AVOIDED) if pod.group else NOT_AVOIDED
 
     def why_avoided(self, pod: NeuronPod) -> dict[str, str]:
-        """The nodes that a pod keeps off whatever is free there, each with why."""
-        lately = dict.fromkeys(self.avoided.get(owner_of(pod), ()) if pod.controller else (), DID_NOT_TAKE)
+        """The nodes that a pod avoids even if they have free sets, each with why."""
+        lately = dict.fromkeys(self.avoided.get(pod.owner, ()) if pod.controller else (), DID_NOT_TAKE)
         return lately | dict.fromkeys(self.check_of(pod).avoided, AVOIDED)
 
     def is_movable(self, pod: NeuronPod) -> bool:
-        """Whether a pod, or its namespace, says that it may be evicted where that makes room."""
+        """Whether a pod, or its namespace, allows its eviction to make room."""
         return pod.reference.namespace in self.movable_namespaces if pod.movable is None else pod.movable
 
     def is_gang(self, pod: NeuronPod) -> bool:
@@ -115,87 +156,41 @@ class Cluster:
         return self.wishes.get(pod.group or ("", ""), own) if own == NO_WISH else own
 
     def kept_for(self, pod: NeuronPod) -> list[Reservation]:
-        """What is reserved for a pod, for whichever pod has its rank in its group, and the spare nodes of its group."""
-        return [self.kept[key] for key in kept_keys(pod) if key in self.kept]
+        """The reservations for a pod, and for its rank in its group, and the spare nodes of its group."""
+        return [self.kept[key] for key in pod.kept_keys if key in self.kept]
 
     def lent_to(self, pod: NeuronPod) -> list[Reservation]:
-        """The spare nodes of groups that a pod may have as long as they are not needed: one that can be moved away."""
+        """The spare nodes of groups that a pod may use until they are needed, if it can be moved away."""
         if not (self.kept and pod.gated and pod.made_again and self.is_movable(pod)) or pod.group:
             return []
         return [kept for kept in self.kept.values() if kept.lent_below is not None and pod.priority < kept.lent_below]
 
 
-def current_members(pods: Iterable[NeuronPod]) -> list[NeuronPod]:
-    """The pods of a group as it is now.
-
-    A replica of a LeaderWorkerSet that was made again has the name of the last one. Some pods of that one may still be
-    there; they were made before its leader.
-    """
-    members = [pod for pod in pods if not pod.terminating]
-    leaders = [pod.created for pod in members if pod.member and pod.member.leader_worker_set and pod.member.leads]
-    since = max(leaders, default=0.0)
-    return [pod for pod in members if pod.created >= since]
-
-
-def owner_of(pod: NeuronPod) -> str:
-    """The pod's controller, as NAMESPACE/KIND/NAME."""
-    return f"{pod.reference.namespace}/{pod.controller}"
-
-
-def kept_keys(pod: NeuronPod) -> tuple[str, ...]:
-    """Under which names something may be reserved for a pod: its own, that of its rank in its group, and its spares."""
-    if (member := pod.member) is None:
-        return (pod.uid,)
-    rank = () if member.rank is None else (rank_key(member.group, member.rank),)
-    return (pod.uid, *rank, *(spare_key(member.group, number) for number in range(1, member.spares + 1)))
-
-
-def spare_key(group: GroupName, number: int) -> str:
-    """The name of a spare node of a group, which no pod's UID is."""
-    return f"{'/'.join(group)}#spare.{number}"
-
-
-def rank_of(pod: NeuronPod) -> tuple[bool, tuple[int, ...], str]:
-    """By which the pods of a group are put in order: by their ranks, and those without one by their names."""
-    rank = pod.member.rank if pod.member else None
-    return rank is None, rank or (), pod.reference.name
-
-
-def rank_key(group: GroupName, rank: tuple[int, ...]) -> str:
-    """The name of a rank of a group, which no pod's UID is."""
-    return f"{'/'.join(group)}#{rank_text(rank)}"
-
-
-def rank_text(rank: tuple[int, ...]) -> str:
-    """A rank for people: ``3``, or ``1.3`` where a job or replica has a number, too."""
-    return ".".join(map(str, rank))
-
-
 class Scene:
-    """The cluster while something is tried: some nodes are as they would be, and pods have gone and come in thought."""
+    """The cluster during a trial: some nodes are as they would be, after hypothetical changes of pods."""
 
     def __init__(self, cluster: Cluster, choices: Choices | None = None) -> None:
-        """``choices`` are those of the cluster's nodes, where they are remembered."""
+        """``choices`` are the remembered choices of the cluster's nodes, if any."""
         self.cluster = cluster
         self.choices = choices or Choices(cluster.nodes, cluster.uses, cluster.levels)
         self.changed: dict[str, NodeInfo] = {}
         self.gone: dict[str, tuple[NeuronPod, ...]] = {}
         self.come: dict[str, tuple[NeuronPod, ...]] = {}
         self.group: GroupName | None = None
-        """Whose pods are placed together here, if any are: ``fork``."""
+        """The group whose pods are placed together here, if any: ``fork``."""
         self.altered: Altered | None = None
-        """The placed pods as they would be, once they were asked for."""
+        """The placed pods as they would be; None until they are asked for."""
         self._eligible: dict[tuple[PodRules, PodVolumes], frozenset[str]] = {}
         self._roaming: list[NeuronPod] | None = None
         self.answers: dict[object, tuple[NodeInfo, Any]] = {}
-        """What a node's devices say to a request, and the node as it was looked at: ``node_answers``."""
+        """The answers of a node's devices to a request, and the node as it was then: ``node_answers``."""
         self.openings: dict[object, tuple[NodeInfo, list[tuple[NeuronPod, ...]]]] = {}
-        """Groups of victims by kind of pod, and the node as it was looked at: ``victims``."""
+        """Groups of victims by kind of pod, and the node as it was then: ``victims``."""
 
     def fork(self, group: GroupName | None = None) -> Scene:
-        """The same scene, to be changed on trial; what was worked out is shared.
+        """The same scene, to be changed on trial; computed results are shared.
 
-        Pods of a ``group`` that come in it count as bound for what another one of the group needs.
+        Pods of the ``group`` that come in it count as bound for other pods of the group.
         """
         trial = copy(self)
         trial.group = group or self.group
@@ -204,7 +199,7 @@ class Scene:
         return trial
 
     def adopt(self, trial: Scene) -> None:
-        """What was tried holds."""
+        """Take over the changes of a trial."""
         vars(self).update(vars(trial))
 
     def node(self, name: str) -> NodeInfo:
@@ -222,13 +217,13 @@ class Scene:
             self.come[name] = tuple(pod for pod in came if pod.uid not in uids)
 
     def put(self, pod: NeuronPod, name: str, placement: Placement) -> None:
-        """The pod has come to the node; what was kept for it there is its own now."""
+        """The pod has come to the node; it has used its reservation there."""
         self.changed[name] = self.own_node(pod, name).with_pod(pod.reference, placement)
         self.come[name] = (*self.come.get(name, ()), pod)
         if self.altered:
             self.altered.change(self._come_to(pod, name), 1)
 
-    # What kube-scheduler says.
+    # kube-scheduler's rules.
 
     @property
     def population(self) -> AnyPopulation:
@@ -242,11 +237,11 @@ class Scene:
         return self.altered
 
     def _come_to(self, pod: NeuronPod, name: str) -> PlacedPod:
-        placed = placed_pod(pod, name)
+        placed = pod.on(name)
         return placed._replace(bound=True) if self.group and pod.group == self.group else placed
 
     def use(self, name: str) -> NodeUse:
-        """What kube-scheduler would count of a node's pods, and their ports."""
+        """The use of a node by its pods as kube-scheduler would count it, with their ports."""
         use = self.cluster.uses[name]
         gone, come = self.gone.get(name, ()), self.come.get(name, ())
         if not (gone or come):
@@ -263,7 +258,7 @@ class Scene:
     def rooms(self, pod: NeuronPod, names: Iterable[str]) -> Iterator[int | None]:
         """How many such pods each node takes by kube-scheduler's counts; None if nothing bounds them.
 
-        Where pods have gone the kubelet's counts of Neuron follow, so they are not looked at.
+        On nodes that pods have left, the kubelet's counts of Neuron follow later, so they are not looked at.
         """
         known = self.choices.rooms(pod.rules)
         for name in names:
@@ -276,25 +271,25 @@ class Scene:
             yield known[name]
 
     def volumes(self, pod: NeuronPod) -> PodVolumes:
-        """What the pod's PersistentVolumeClaims ask of a node."""
+        """The demands of the pod's PersistentVolumeClaims on a node."""
         if not pod.rules.claims:
             return NO_VOLUMES
         return self.cluster.storage.of(pod.reference.namespace, pod.rules.claims, self.population)
 
     def among(self, pod: NeuronPod) -> AmongPods | None:
-        """What the pods that are there say about the pod; None where nothing can be said."""
+        """The verdicts of the placed pods on the pod; None if there can be none."""
         if not (pod.rules.depends_on_pods or self.population.keeps_any_off()):
             return None
         return AmongPods(self.in_cluster(pod), self.cluster.nodes, self.population, self.choices.spread_nodes)
 
     def doubt(self, pod: NeuronPod) -> str:
-        """What kube-scheduler looks at, too, and cannot be judged here; empty if nothing."""
-        if pod.rules.resource_claims:
-            return "it has resource claims of another driver"
-        return self.volumes(pod).doubt
+        """Why it cannot be judged here where the pod can run: a rule of kube-scheduler; empty if none."""
+        of_others = "it has resource claims of another driver" if pod.rules.resource_claims else ""
+        doubt = of_others or self.volumes(pod).doubt
+        return f"where it can run cannot be judged here, because {doubt}" if doubt else ""
 
     def against(self, pod: NeuronPod, name: str, among: AmongPods | None, volumes: PodVolumes) -> Iterator[str]:
-        """All that kube-scheduler says against the pod on a node, but for what it counts of Neuron."""
+        """All of kube-scheduler's reasons against the pod on a node, without its counts of Neuron."""
         node, rules = self.node(name).node, pod.rules
         yield from objections(rules, name, node.rules)
         yield from shortages(rules, node.rules, self.use(name))
@@ -305,7 +300,7 @@ class Scene:
             yield from among.why_not(name)
 
     def too_many_attached(self, name: str, volumes: PodVolumes) -> str:
-        """Of which driver a node would have more volumes attached than it can; empty if of none."""
+        """The driver whose limit of attached volumes a node would exceed; empty if none."""
         return self.cluster.storage.too_many_attached(name, volumes, self.population.claimants(name))
 
     @staticmethod
@@ -316,7 +311,7 @@ class Scene:
     # The best place.
 
     def eligible(self, pod: NeuronPod) -> frozenset[str]:
-        """The nodes that kube-scheduler would leave to the pod whatever other pods are there."""
+        """The nodes that kube-scheduler would leave to the pod, without rules about other pods."""
         volumes = self.volumes(pod)
         key = pod.rules, volumes
         if key not in self._eligible:
@@ -334,7 +329,7 @@ class Scene:
         return Allowed(self, pod, instance_type)
 
     def fitting(self, pod: NeuronPod) -> dict[Capacity, set[str]]:
-        """The nodes that the pod may go to and that have sets for it, by what they have."""
+        """The nodes that the pod may go to and that have sets for it, by capacity."""
         answers = self.choices.answers(pod.requests, pod.strategy_or(self.cluster.strategy))
         allowed = self.allowed(pod)
         changed = self.changed.keys()
@@ -355,9 +350,9 @@ class Scene:
         instance_type: str = "",
         allowed: Container[str] | None = None,
     ) -> Place | None:
-        """The pod's best node of those allowed, and its sets there; None if it fits nowhere. What is kept comes first.
+        """The pod's best allowed node, and its sets there; None if it fits nowhere. Places kept for it come first.
 
-        Left to pods that were handed to their schedulers without a node is one linked set for each, wherever they go.
+        Each pod that was handed to its scheduler without a node is left one linked set, on any node.
         """
         if allowed is None:
             allowed = self.allowed(pod, instance_type=instance_type)
@@ -368,7 +363,7 @@ class Scene:
         return None
 
     def best_alone(self, pod: NeuronPod, skipped: Collection[str], allowed: Container[str]) -> Place | None:
-        """The same, whatever is to be left to pods without a node."""
+        """The same, without leaving sets to pods without a node."""
         if found := self._best_kept(pod, self.cluster.kept_for(pod), skipped, allowed):
             return found
         answers = self.choices.answers(pod.requests, pod.strategy_or(self.cluster.strategy))
@@ -376,8 +371,8 @@ class Scene:
         domains = near if len(near.levels) > 1 else None
         unwilling, own = self.choices.unwilling(pod.rules), pod.rules.prefers_nodes
         if when is PreferenceOrder.FIRST or not (own or unwilling):
-            for called in self.allowed(pod).best_first() if own else (allowed,):
-                both = _Both(called, allowed) if own else allowed
+            for preferred in self.allowed(pod).best_first() if own else (allowed,):
+                both = _Both(preferred, allowed) if own else allowed
                 name = answers.best(both, unwilling.union(skipped), self.changed, domains=domains)
                 if name or unwilling:
                     break
@@ -399,16 +394,16 @@ class Scene:
 
     @property
     def roaming(self) -> list[NeuronPod]:
-        """The pods that were handed to their schedulers without a node and have a place, all at once.
+        """The pods that were handed to their schedulers without a node and fit, all at once.
 
-        Nothing has to be left to one that has none: it would keep all others from all nodes.
+        A pod that fits nowhere is left nothing: it would keep all others from all nodes.
         """
         if self._roaming is None:
             self._roaming = self.placeable(self.cluster.roaming.values())
         return self._roaming
 
     def leaves_room(self, pod: NeuronPod, place: Place) -> bool:
-        """Whether each pod that was handed to its scheduler without a node still has a linked set, wherever it goes."""
+        """Whether each pod that was handed to its scheduler without a node still has a linked set on any node."""
         roaming = [other for other in self.roaming if other.uid != pod.uid]
         if not roaming:
             return True
@@ -417,21 +412,21 @@ class Scene:
         return not after.lacking_sets([place[0]], roaming) and after.placeable(roaming) == roaming
 
     def left_to_others(self, pod: NeuronPod, names: Collection[str]) -> set[str]:
-        """Those of some nodes that have sets for the pod and are left to pods without a node; none of too many."""
+        """The nodes with sets for the pod that must be left to pods without a node; none if there are too many."""
         if not 0 < len(self.cluster.roaming) * len(names) <= MOST_TO_LOOK_AT:
             return set()
         places = ((name, sets) for name in names if (sets := self.place(pod, name)))
         return {place[0] for place in places if not self.leaves_room(pod, place)}
 
     def alike(self, pods: Iterable[NeuronPod]) -> list[list[NeuronPod]]:
-        """Pods by what they ask for, and where they may go."""
+        """Pods grouped by request and by the nodes that they may go to."""
         found, anti_keys = defaultdict[object, list[NeuronPod]](list), self.population.anti_keys
         for pod in pods:
-            found[likeness(pod, anti_keys), owner_of(pod), pod.group].append(pod)
+            found[likeness(pod, anti_keys), pod.owner, pod.group].append(pod)
         return list(found.values())
 
     def placeable(self, pods: Iterable[NeuronPod]) -> list[NeuronPod]:
-        """Those of some pods that have a place, all at once."""
+        """The pods that fit, all at once."""
         trial, placed = self.fork(), []
         for pod in pods:
             if place := trial.best_alone(pod, (), trial.allowed(pod)):
@@ -442,9 +437,9 @@ class Scene:
     def lacking_sets(
         self, names: Iterable[str], roaming: Sequence[NeuronPod], pods: Sequence[NeuronPod] = ()
     ) -> list[str]:
-        """Those of some nodes that have no linked sets for ``pods`` and, beside them, for all that may come.
+        """The nodes without linked sets for ``pods`` together with all pods that may come.
 
-        That is as many pods without a node as kube-scheduler may send there, by its rules and its counts.
+        As many pods without a node may come as kube-scheduler's rules and counts allow there.
         """
         may_go = [(self.allowed(others[0]), others) for others in self.alike(roaming)]
         known, lacking = dict[object, bool](), list[str]()
@@ -462,7 +457,7 @@ class Scene:
         return lacking
 
     def place(self, pod: NeuronPod, name: str) -> Placement | None:
-        """The best sets that a node has for the pod, what is kept for it included."""
+        """The pod's best sets on a node, its reservations included."""
         capacity = self.node_for(pod, name).capacity
         placed = capacity if isinstance(capacity, Rejection) else capacity.place(pod.requests)
         return None if isinstance(placed, Rejection) else placed
@@ -476,14 +471,14 @@ class Scene:
         return None if isinstance(placed, Rejection) else placed
 
     def node_for(self, pod: NeuronPod, name: str) -> NodeInfo:
-        """A node as it would be for a pod: what is kept for the pod there, or lent to it, is free."""
+        """A node as it would be for a pod: cores that are kept for or lent to the pod are free."""
         info = self.own_node(pod, name)
         return _without(info, (kept.pod.uid for kept in self.cluster.lent_to(pod))) if info.reservations else info
 
     def own_node(self, pod: NeuronPod, name: str) -> NodeInfo:
-        """A node as it would be for a pod: what is kept for the pod there is free."""
+        """A node as it would be for a pod: cores that are kept for the pod are free."""
         info = self.node(name)
-        return _without(info, kept_keys(pod)) if info.reservations else info
+        return _without(info, pod.kept_keys) if info.reservations else info
 
 
 def _have_sets(
@@ -519,7 +514,7 @@ class Allowed:
     def __init__(
         self, scene: Scene, pod: NeuronPod, instance_type: str = "", among_nodes: Collection[str] | None = None
     ) -> None:
-        """Those ``among_nodes`` alone, if any are given."""
+        """Only nodes in ``among_nodes``, if given."""
         self._scene = scene
         self._pod = pod
         self._instance_type = instance_type
@@ -542,7 +537,7 @@ class Allowed:
         return self._plain or self._is_allowed_among_others(name)
 
     def of(self, unchanged: AbstractSet[str]) -> set[str]:
-        """Those of some nodes, of which none is changed in the scene, that the pod may go to."""
+        """The ``unchanged`` nodes of the scene that the pod may go to."""
         left = self._feasible.of(unchanged)
         return left if self._plain else set(filter(self._is_allowed_among_others, left))
 
@@ -558,7 +553,7 @@ class Allowed:
         return not (self._among and any(True for _ in self._among.why_not(name)))
 
     def _leaves_as_changed(self, name: str) -> bool:
-        """As ``choice.leaves``. Where pods have gone the kubelet's counts follow, so they are not looked at."""
+        """As ``choice.leaves``, without the kubelet's counts on nodes that pods have left: these follow later."""
         scene, rules = self._scene, self._pod.rules
         node, use = scene.cluster.nodes[name].node.rules, scene.use(name)
         if self._volumes.waits or (name not in scene.gone and any(True for _ in neuron_shortages(rules, node, use))):
@@ -569,11 +564,11 @@ class Allowed:
         return not any(True for _ in against)
 
     def scores(self, names: Sequence[str]) -> dict[str, int]:
-        """How much the pod would rather go to each of these nodes."""
+        """The pod's preference score of each of these nodes."""
         return self._among_pods().scores(self._scene.in_cluster(self._pod), names)
 
     def best_first(self) -> Iterator[Container[str]]:
-        """The nodes by how much the pod would rather go there, as far as that is known at once."""
+        """The nodes in the order of the pod's preference, as far as it is known without scores."""
         return self._among_pods().best_first(self._scene.in_cluster(self._pod), self._scene.choices.preferred_nodes)
 
     def _among_pods(self) -> AmongPods:

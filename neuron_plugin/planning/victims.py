@@ -1,13 +1,13 @@
-"""Who has to go so that a pod fits: the one search behind moves, preemption and drains.
+"""Which pods have to go so that a pod fits: the one search behind moves, preemption and drains.
 
 Often enough is free and nothing fits: the free devices are spread over nodes, or are not linked. Moving a pod that fits
 elsewhere *now* mends that. Where no move helps, pods of lower priority may be evicted for one of higher priority, the
 fewest and then the lowest.
 
-A search is made in thought on the records from which the placement controller decides, with the same choice of node and
-set. A move is only proposed if every victim has its set elsewhere. The opened set counts as given to the waiting pod by
-then, and so do the sets of the victims before it. Disruption budgets are summed over the victims that use them. What
-needs more than a budget allows now is proposed only if it can go on once the first victims run elsewhere.
+A search runs on a copy of the placement controller's records, with the same choice of node and set. A move is only
+proposed if every victim has its set elsewhere. By then the waiting pod counts as having the opened set, and earlier
+victims as having theirs. Disruption budgets are summed over the victims that use them. A move that needs more than a
+budget allows now is proposed only if it can go on once the first victims run elsewhere.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from operator import itemgetter
 from typing import TypeVar
 
 from neuron_plugin.allocation import Capacity, NeuronPod, NodeInfo, Placement, PodRequest, Rejection
+from neuron_plugin.allocation.budgets import Budget
+from neuron_plugin.allocation.group import rank_text
 from neuron_plugin.allocation.narrowing import usable_mask
 from neuron_plugin.allocation.placement import placement_mask
-from neuron_plugin.planning.budgets import Budget, beyond_budgets, budget_text, is_protected
-from neuron_plugin.planning.scene import Cluster, Scene, rank_of, rank_text
+from neuron_plugin.allocation.pod import in_rank_order
+from neuron_plugin.planning.scene import Cluster, Scene
 from neuron_plugin.topology import CoreMask, valid_sets
 from neuron_plugin.wording import first_of
 
@@ -37,9 +39,9 @@ SECONDS_AN_HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Relocation:
-    """A pod that goes from one node to another, or to another set of the same. ``had_mask`` is what it has now.
+    """A pod that goes from one node to another, or to another set of the same. ``had_mask`` are its present cores.
 
-    A pod that is preempted has no ``target``: where it goes is not looked at.
+    A preempted pod has no ``target``: its next place is not looked for.
     """
 
     pod: NeuronPod
@@ -56,7 +58,7 @@ class Relocation:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Victims that make room, and the sets that a pod gets then. ``loss`` is what they lose, in device-hours."""
+    """Victims that make room, and the sets that a pod gets then. ``loss`` is their loss in device-hours."""
 
     pod: NeuronPod
     node: str
@@ -70,16 +72,64 @@ class Move:
         return placement_mask(self.placement)
 
     @property
+    def note(self) -> str:
+        """The effect of the move, as text."""
+        moves = ", ".join(
+            f"{victim.pod.reference} from node {victim.source} to {victim.target}"
+            if victim.target
+            else f"{victim.pod.reference} off node {victim.source}"
+            for victim in self.victims
+        )
+        return f"Node {self.node} would have room after a move of {moves}: see neuron-plugin plan"
+
+    @property
     def preempts(self) -> bool:
-        """Whether the victims go because their priority is lower, wherever they may find another place."""
+        """Whether the victims go because their priority is lower, with or without another place."""
         return any(not victim.target for victim in self.victims)
+
+    def is_possible(self, cluster: Cluster, rules: MoveRules) -> bool:
+        """Whether the move, found in an earlier state of the cluster, can be made as it is."""
+        scene = Scene(cluster)
+        waiting = cluster.pods.get(self.pod.uid)
+        if waiting is None or waiting.node or waiting.terminating:
+            return False
+        for victim in self.victims:
+            now, source = cluster.pods.get(victim.pod.uid), cluster.nodes.get(victim.source)
+            if now is None or source is None or source.ledger.mask_of(now.uid) != victim.had_mask:
+                return False
+            if not rules.may_move(cluster, now, waiting):
+                return False
+            scene.remove((now,), victim.source)
+        sets = [(waiting, self.node, self.placement)]
+        sets += [(victim.pod, victim.target, victim.placement) for victim in self.victims if victim.target]
+        for pod, name, placement in sets:
+            if name not in cluster.nodes or isinstance(scene.node(name).capacity, Rejection):
+                return False
+            mask = placement_mask(placement)
+            if mask & scene.own_node(pod, name).free_mask != mask or name not in scene.allowed(pod):
+                return False
+            scene.put(pod, name, placement)
+        return True
+
+    def made_on(self, nodes: Mapping[str, NodeInfo]) -> dict[str, NodeInfo]:
+        """The nodes that the move changes, with the move made and the waiting pod in its sets."""
+        changed: dict[str, NodeInfo] = {}
+        for victim in self.victims:
+            source = changed.get(victim.source) or nodes[victim.source]
+            changed[victim.source] = source.without({victim.pod.uid})
+        for name, pod, placement in (
+            (self.node, self.pod, self.placement),
+            *((victim.target, victim.pod, victim.placement) for victim in self.victims),
+        ):
+            changed[name] = (changed.get(name) or nodes[name]).with_pod(pod.reference, placement)
+        return changed
 
 
 @dataclass(frozen=True, slots=True)
 class MoveRules:
-    """Who may be moved. ``by_priority``: also a pod of lower priority than the waiting one's, without its consent.
+    """Which pods may be moved. ``by_priority``: also pods of lower priority than the waiting one, without consent.
 
-    With ``preempts`` every pod of lower priority may go, and none is looked for a new place.
+    With ``preempts`` every pod of lower priority may go, and no new place is looked for.
     """
 
     most_victims: int = 4
@@ -89,9 +139,9 @@ class MoveRules:
     def may_move(self, cluster: Cluster, victim: NeuronPod, waiting: NeuronPod) -> bool:
         """Whether a pod may be evicted for the waiting one.
 
-        Nothing would make a pod without a controller again, and a member of a group would tear the group.
+        Nothing makes a pod without a controller again, and moving a member would split its group.
         """
-        if victim.terminating or victim.uid in cluster.protected or is_protected(cluster.budgets, victim):
+        if victim.terminating or victim.uid in cluster.protected or Budget.protect(cluster.budgets, victim):
             return False
         if self.preempts:
             return victim.priority < waiting.priority
@@ -114,12 +164,12 @@ def cheapest_move(
     rules: MoveRules = RULES,
     among: Collection[str] | None = None,
 ) -> Move | None:
-    """The move that loses the fewest device-hours, then the one of fewest victims, then of the smallest.
+    """The move that loses the fewest device-hours, then with the fewest victims, then with the smallest.
 
-    By rules that preempt: of fewest victims, then of the lowest priorities, then of the fewest device-hours. Those of
-    pods that are idle count last, so idle pods go first. Before all of that comes a node that is kept for the pod and
-    lent to others, then what budgets allow at once. ``now`` is in unix seconds. A set that is free needs no move and is
-    none. The move is made in the scene. ``among`` are the only nodes that are opened, if any are given.
+    If the rules preempt: the fewest victims, then the lowest priorities, then the fewest device-hours. Device-hours of
+    idle pods count last, so idle pods go first. Before all of that come nodes that are kept for the pod and lent to
+    others, then moves that budgets allow at once. ``now`` is in unix seconds. A set that is free is no move. The move
+    is made in the scene. Only the nodes ``among`` are opened, if given.
     """
     ranked: list[tuple[bool, tuple[float, ...], str, int, float, tuple[NeuronPod, ...]]] = []
     eligible, own = scene.eligible(pod), {kept.node for kept in scene.cluster.kept_for(pod)}
@@ -133,7 +183,7 @@ def cheapest_move(
             loss = device_hours(zip(victims, cores, strict=True), inventory.geometry.cores_per_device, now)
             beyond = _beyond(scene, victims)
             if not all(budget.recovers for budget in beyond):
-                continue  # what was begun could not be ended
+                continue  # a move that was begun could not be ended
             over = sum(len(pods) - budget.allowed for budget, pods in beyond.items())
             working = [one for one in zip(victims, cores, strict=True) if not _is_idle(one[0], name, scene)]
             at_work = device_hours(working, inventory.geometry.cores_per_device, now)
@@ -150,13 +200,13 @@ def cheapest_move(
 
 
 def _is_idle(pod: NeuronPod, name: str, scene: Scene) -> bool:
-    """Whether it is known of each container of a pod that it has executed nothing for a while."""
+    """Whether each container of a pod is known to have executed nothing for a while."""
     uses = scene.cluster.utilization.get(name, {}).get(pod.uid, {}).values()
     return bool(uses) and all(use.idle_since for use in uses)
 
 
 def device_hours(victims: Iterable[tuple[NeuronPod, int]], cores_per_device: int, now: float) -> float:
-    """What pods lose that go now, each with the number of its cores."""
+    """The loss of these victims if they go now; each comes with the number of its cores."""
     hours = (cores * max(0.0, now - pod.work_since) / SECONDS_AN_HOUR for pod, cores in victims)
     return sum(hours) / cores_per_device
 
@@ -164,7 +214,7 @@ def device_hours(victims: Iterable[tuple[NeuronPod, int]], cores_per_device: int
 def _tried(
     scene: Scene, pod: NeuronPod, name: str, victims: Sequence[NeuronPod], loss: float, over: int, rules: MoveRules
 ) -> Move | None:
-    """The move of these victims, if it serves the pod; then it is made in the scene."""
+    """The move of these victims, if it serves the pod; it is then made in the scene."""
     trial, source = scene.fork(), scene.node(name)
     trial.remove(victims, name)
     placement = trial.place(pod, name)
@@ -176,7 +226,7 @@ def _tried(
         if len(relocations) < len(victims):
             return None
     else:
-        # What is evicted in stages has to run elsewhere before the budget allows more.
+        # Victims of one stage have to run elsewhere before the budget allows more.
         staged = [victim for pods in _beyond(scene, victims).values() for victim in pods] if over else []
         if staged and len(rehome(trial.fork(), staged, source)) < len(staged):
             return None
@@ -186,7 +236,7 @@ def _tried(
 
 
 def _beyond(scene: Scene, victims: Collection[NeuronPod]) -> dict[Budget, list[NeuronPod]]:
-    return beyond_budgets(scene.cluster.budgets, victims) if scene.cluster.budgets else {}
+    return Budget.beyond(scene.cluster.budgets, victims) if scene.cluster.budgets else {}
 
 
 def _known_openings(scene: Scene, info: NodeInfo, pod: NeuronPod, rules: MoveRules) -> Sequence[tuple[NeuronPod, ...]]:
@@ -216,11 +266,10 @@ def openings(
     *,
     most_trials: int = MOST_TRIALS,
 ) -> Iterator[tuple[NeuronPod, ...]]:
-    """Who of the candidates would have to go from a node: for each valid set of one container, else groups of them.
+    """The candidates that would have to leave a node: for each valid set of one container, else groups of them.
 
-    Groups come smallest first. Of groups that are preempted the first that is enough, which has the lowest priorities,
-    is the only one. Where there are too many to look at each, it is the shortest list of those of the lowest
-    priorities.
+    Groups come smallest first. If they preempt, only the first sufficient group is given: it has the lowest priorities.
+    If there are too many groups, it is the shortest sufficient list of pods of the lowest priorities.
     """
     inventory, capacity, most = info.inventory, info.capacity, rules.most_victims
     if inventory is None or isinstance(capacity, Rejection):
@@ -252,7 +301,7 @@ def openings(
         if is_enough(group):
             yield group
             if rules.preempts:
-                return  # the fewest, and of these those of the lowest priorities
+                return  # the fewest victims, among these the lowest priorities
     if rules.preempts:
         sizes = range(len(candidates) + 1)
         size = bisect_left(sizes, 1, key=lambda size: int(is_enough(candidates[:size])))
@@ -275,8 +324,7 @@ def rehome(
 ) -> tuple[Relocation, ...]:
     """New sets for pods that have left ``source``, the node as it was with them, largest first.
 
-    Pods that fit nowhere are left out. A pod stays on hardware of the kind that it has: what it runs was compiled for
-    that.
+    Pods that fit nowhere are left out. A pod stays on its kind of hardware: its model was compiled for it.
     """
     instance_type = source.inventory.geometry.instance_type if source.inventory else ""
     ledger, relocations = source.ledger, list[Relocation]()
@@ -287,51 +335,12 @@ def rehome(
     return tuple(relocations)
 
 
-def still_possible(cluster: Cluster, move: Move, rules: MoveRules) -> bool:
-    """Whether a move that was found in an earlier state of the cluster can be made as it is."""
-    scene = Scene(cluster)
-    waiting = cluster.pods.get(move.pod.uid)
-    if waiting is None or waiting.node or waiting.terminating:
-        return False
-    for victim in move.victims:
-        now, source = cluster.pods.get(victim.pod.uid), cluster.nodes.get(victim.source)
-        if now is None or source is None or source.ledger.mask_of(now.uid) != victim.had_mask:
-            return False
-        if not rules.may_move(cluster, now, waiting):
-            return False
-        scene.remove((now,), victim.source)
-    sets = [(waiting, move.node, move.placement)]
-    sets += [(victim.pod, victim.target, victim.placement) for victim in move.victims if victim.target]
-    for pod, name, placement in sets:
-        if name not in cluster.nodes or isinstance(scene.node(name).capacity, Rejection):
-            return False
-        mask = placement_mask(placement)
-        if mask & scene.own_node(pod, name).free_mask != mask or name not in scene.allowed(pod):
-            return False
-        scene.put(pod, name, placement)
-    return True
-
-
-def after(nodes: Mapping[str, NodeInfo], move: Move) -> dict[str, NodeInfo]:
-    """The nodes that a move changes, with the move made and the waiting pod in its sets."""
-    changed: dict[str, NodeInfo] = {}
-    for victim in move.victims:
-        source = changed.get(victim.source) or nodes[victim.source]
-        changed[victim.source] = source.without({victim.pod.uid})
-    for name, pod, placement in (
-        (move.node, move.pod, move.placement),
-        *((victim.target, victim.pod, victim.placement) for victim in move.victims),
-    ):
-        changed[name] = (changed.get(name) or nodes[name]).with_pod(pod.reference, placement)
-    return changed
-
-
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """What emptying a node takes: where its pods fit now, and those that fit nowhere or cannot be judged, with why.
+    """How to empty a node: where its pods fit now, and the pods that fit nowhere or cannot be judged, with why.
 
-    ``warnings`` say what ``kubectl drain`` would say: pods that nothing makes again, and budgets that refuse. They also
-    say which groups lose a member.
+    ``warnings`` are those of ``kubectl drain``: pods that nothing makes again, and budgets that refuse. They also name
+    groups that lose a member.
     """
 
     node: str
@@ -347,13 +356,13 @@ def drain(cluster: Cluster, name: str, devices: Collection[int] = ()) -> Drain:
     """
     scene, info = Scene(cluster), cluster.nodes[name]
     there = [pod for pod in cluster.pods.values() if pod.node == name and pod.request and not pod.terminating]
-    # A drain leaves those of DaemonSets, which are made on this node again.
+    # A drain leaves pods of DaemonSets, which are made on this node again.
     pods = [pod for pod in there if devices or pod.made_again or not pod.controller]
     if devices and info.inventory:
         mask = info.inventory.geometry.devices_mask(devices)
         pods = [pod for pod in pods if info.ledger.mask_of(pod.uid) & mask]
     elsewhere = () if devices else (name,)
-    doubts = {pod.uid: str(pod.refusal or scene.doubt(pod)) for pod in pods if pod.refusal or scene.doubt(pod)}
+    doubts = {pod.uid: str(why) for pod in pods if (why := cluster.refusal(pod) or scene.doubt(pod))}
     scene.remove(pods, name)
     moved = rehome(scene, [pod for pod in pods if pod.uid not in doubts], info, skipped=elsewhere)
     homes = {relocation.pod.uid for relocation in moved}
@@ -388,22 +397,22 @@ def _drain_warnings(cluster: Cluster, pods: Sequence[NeuronPod]) -> Iterator[str
         has = f"{first_of(local, MOST_NAMED)} {'has' if len(local) == 1 else 'have'} emptyDir volumes"
         yield f"{has}: kubectl drain needs --delete-emptydir-data, and what is in them is lost"
     for group, size in {pod.member.group: pod.member.size for pod in pods if pod.member}.items():
-        lost = sorted((pod for pod in pods if pod.group == group), key=rank_of)
+        lost = in_rank_order(pod for pod in pods if pod.group == group)
         number = size or len(cluster.members_of(group))
         ranks = [rank_text(pod.member.rank) for pod in lost if pod.member and pod.member.rank]
         which = f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}" if len(ranks) == len(lost) else str(len(lost))
         names = ", ".join(pod.reference.name for pod in lost)
         if number > 1:
             yield f"group {'/'.join(group)} breaks without {names} ({which} of {number}): its framework must restart it"
-    for budget, own in beyond_budgets(cluster.budgets, pods).items():
+    for budget, own in Budget.beyond(cluster.budgets, pods).items():
         then = "kubectl drain waits" if budget.allowed or budget.recovers else "kubectl drain does not end"
-        yield f"{budget_text(budget, own)}: {then}"
+        yield f"{budget.text(own)}: {then}"
     shared = [pod for pod in pods if sum(budget.is_for(pod.labels) for budget in cluster.budgets) > 1]
     yield from (f"{pod.reference} has several PodDisruptionBudgets: the API server never evicts it" for pod in shared)
 
 
 def how_many_fit(cluster: Cluster, pod: NeuronPod) -> dict[str, int]:
-    """How many copies of a pod fit each node beside what is there, where any does.
+    """How many more copies of a pod fit each node, for nodes with room for any.
 
     Copies count towards CPU, memory and the like, but not towards rules among pods.
     """

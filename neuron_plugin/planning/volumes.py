@@ -1,9 +1,9 @@
 """Where a pod's PersistentVolumeClaims let it go: VolumeBinding, VolumeZone, NodeVolumeLimits and ReadWriteOncePod.
 
-The rules are those of kube-scheduler 1.36 (pkg/scheduler/framework/plugins/volumebinding, volumezone,
-nodevolumelimits, volumerestrictions). A claim that waits for its first consumer is provisioned where its StorageClass
-allows. What cannot be judged is said: a class whose volumes are made by hand, and drivers that publish how much storage
-is left where.
+The rules are those of kube-scheduler 1.36 (pkg/scheduler/framework/plugins/volumebinding, volumezone, nodevolumelimits,
+volumerestrictions). A claim that waits for its first consumer is provisioned where its StorageClass allows. Two cases
+cannot be judged, and are reported so: classes whose volumes are made by hand, and drivers that publish their free
+storage.
 """
 
 from __future__ import annotations
@@ -12,65 +12,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from neuron_plugin.allocation.node_rules import NodeSelectorTerm, PlacedPod
+from neuron_plugin.allocation.volumes import GENERAL_LABELS, ZONE_LABELS, Claim, StorageClass, Volume
 from neuron_plugin.planning.population import AnyPopulation
 
 NO_PROVISIONER = "kubernetes.io/no-provisioner"
-_GENERAL = {
-    "failure-domain.beta.kubernetes.io/zone": "topology.kubernetes.io/zone",
-    "failure-domain.beta.kubernetes.io/region": "topology.kubernetes.io/region",
-}
-"""Labels of old volumes, and the ones that nodes have now."""
-ZONE_LABELS = frozenset({*_GENERAL, *_GENERAL.values()})
-
 Attached = tuple[str, str]
-"""A driver, and what tells its volumes apart."""
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A PersistentVolumeClaim: the volume that it is bound to, if any, else what it waits for.
-
-    ``once``: its access mode is ReadWriteOncePod. ``lost``: its volume is gone. ``selected_node`` is where its volume
-    is being made.
-    """
-
-    volume: str = ""
-    storage_class: str = ""
-    once: bool = False
-    lost: bool = False
-    terminating: bool = False
-    selected_node: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Volume:
-    """A PersistentVolume: the nodes that can use it by ``terms``, None means all, and by ``zones`` of its labels.
-
-    ``driver`` and ``handle`` are those of CSI.
-    """
-
-    name: str
-    terms: tuple[NodeSelectorTerm, ...] | None = None
-    zones: tuple[tuple[str, frozenset[str]], ...] = ()
-    driver: str = ""
-    handle: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class StorageClass:
-    """How volumes of a class are made. ``waits`` is WaitForFirstConsumer; ``topologies`` of () allow every node."""
-
-    provisioner: str
-    waits: bool = False
-    topologies: tuple[NodeSelectorTerm, ...] = ()
+"""A driver, and the identity of a volume for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodVolumes:
-    """What the claims of a pod ask of a node.
+    """The demands of a pod's claims on a node.
 
-    ``waits`` says why no node will do for now, and ``doubt`` what cannot be judged; empty texts otherwise. A node has
-    to meet one term of each of ``wants``, by name of the volume or claim.
+    ``waits`` says why no node suits for now, and ``doubt`` what cannot be judged; both may be empty. A node has to meet
+    one term of each of ``wants``, by name of the volume or claim.
     """
 
     wants: tuple[tuple[str, tuple[NodeSelectorTerm, ...]], ...] = ()
@@ -89,7 +44,7 @@ class PodVolumes:
             yield "is not where a volume of the pod is being made"
         if self.zones and not ZONE_LABELS.isdisjoint(labels):
             for volume, key, values in self.zones:
-                if labels.get(key, labels.get(_GENERAL.get(key, key))) not in values:
+                if labels.get(key, labels.get(GENERAL_LABELS.get(key, key))) not in values:
                     yield f"is not in a zone of the volume {volume}"
 
 
@@ -101,8 +56,8 @@ class Storage:
     """The storage of a cluster: claims by namespace and name, volumes and classes by name.
 
     ``limits`` has for each node how many volumes of a driver can be attached (CSINode). ``with_capacity`` are the
-    drivers that publish how much storage is left where. ``waits`` says that nothing is known yet, and ``doubt`` why
-    claims cannot be looked up, if so.
+    drivers that publish their free storage. ``waits`` says that nothing is known yet, and ``doubt`` why claims cannot
+    be looked up, if so.
     """
 
     claims: Mapping[tuple[str, str], Claim] = field(default_factory=dict)
@@ -124,7 +79,7 @@ class Storage:
         )
 
     def of(self, namespace: str, names: Iterable[str], population: AnyPopulation) -> PodVolumes:
-        """What a pod's claims ask of a node, beside the placed pods."""
+        """The demands of a pod's claims on a node, beside the placed pods."""
         if self.waits:
             return PodVolumes(waits=self.waits)
         wants, zones, nodes = list[tuple[str, tuple[NodeSelectorTerm, ...]]](), [], set[str]()
@@ -175,7 +130,7 @@ class Storage:
                 yield storage_class.provisioner, f"{namespace}/{name}"
 
     def too_many_attached(self, node: str, pod: PodVolumes, there: Iterable[PlacedPod]) -> str:
-        """Which driver's limit a node would exceed with a pod beside those that are there; empty if none."""
+        """The driver whose limit a node would exceed with one more pod; empty if none."""
         limits = self.limits.get(node, {})
         if not pod.attached or not limits:
             return ""

@@ -31,19 +31,8 @@ from neuron_plugin.allocation import (
 )
 from neuron_plugin.allocation.node import node_info
 from neuron_plugin.allocation.placement import cores_asked
-from neuron_plugin.planning import (
-    PACK,
-    SECONDS_AN_HOUR,
-    Choices,
-    Cluster,
-    DemandError,
-    Move,
-    MoveRules,
-    Scene,
-    after,
-    cheapest_move,
-    parse_shape,
-)
+from neuron_plugin.allocation.shapes import DemandError, parse_shape
+from neuron_plugin.planning import Choices, Cluster, Move, MoveRules, Scene, cheapest_move
 from neuron_plugin.topology import CoreMask, Geometry, valid_sets
 
 _COLUMNS = {"devices": "neuron", "cores": "neuroncore"}
@@ -55,6 +44,8 @@ MIXES: Mapping[str, Mapping[PodRequest, float]] = {
     name: {parse_shape(shape): weight for shape, weight in mix.items()} for name, mix in _MIXES.items()
 }
 """Mixes by name: the share of each request."""
+
+_SECONDS_AN_HOUR = 3600.0
 
 
 # Arrivals.
@@ -132,7 +123,7 @@ def simulated_node(name: str, geometry: Geometry) -> NodeInfo:
 def simulated_pod(uid: str, request: PodRequest, since_hours: float, node: str = "") -> NeuronPod:
     """A movable pod with a controller; its work began at ``since_hours``."""
     reference = PodReference(PodUid(uid), "simulated", uid)
-    since = since_hours * SECONDS_AN_HOUR
+    since = since_hours * _SECONDS_AN_HOUR
     return NeuronPod(reference, request, node, controller="Simulation/simulated", movable=True, last_checkpoint=since)
 
 
@@ -193,7 +184,10 @@ class Board:
     """Nodes with the placement controller's choice of node and set; without ``rules`` no pod is moved."""
 
     def __init__(
-        self, nodes: Iterable[NodeInfo], strategy: PlacementStrategy = PACK, rules: MoveRules | None = None
+        self,
+        nodes: Iterable[NodeInfo],
+        strategy: PlacementStrategy = PlacementStrategy.PACK,
+        rules: MoveRules | None = None,
     ) -> None:
         self.nodes = {node.name: node for node in sorted(nodes, key=lambda node: node.name)}
         self.pods: dict[PodUid, NeuronPod] = {}
@@ -215,7 +209,7 @@ class Board:
             self.pods[pod.uid] = simulated_pod(uid, request, now, name)
             return True
         move = self._rules and cheapest_move(
-            Scene(Cluster(self.nodes, {**self.pods, pod.uid: pod})), pod, now=now * SECONDS_AN_HOUR, rules=self._rules
+            Scene(Cluster(self.nodes, {**self.pods, pod.uid: pod})), pod, now=now * _SECONDS_AN_HOUR, rules=self._rules
         )
         if not move:
             return False
@@ -239,7 +233,7 @@ class Board:
         return self._busy, self._empty
 
     def _make(self, move: Move, now: float) -> None:
-        for changed in after(self.nodes, move).values():
+        for changed in move.made_on(self.nodes).values():
             self._put(changed)
         for pod, name in ((move.pod, move.node), *((victim.pod, victim.target) for victim in move.victims)):
             self.pods[pod.uid] = simulated_pod(pod.uid, pod.requests, now, name)

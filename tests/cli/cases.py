@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from neuron_plugin.allocation import Resource
-from neuron_plugin.planning.device_hours import DAY, HOUR, PARTS, Account, DeviceTime, Share, Split
+from neuron_plugin.placement.account import DAY, HOUR, PARTS, Account, DeviceTime, Share, Split
 from tests.support.manifests import container, node_manifest, pod_manifest
 
 DEVICE, CORE = Resource.NEURON, Resource.NEURONCORE

@@ -18,6 +18,7 @@ from neuron_plugin.cli.cluster_views import Views, cluster_views
 from neuron_plugin.cluster.leases import LEADER_LEASE
 from neuron_plugin.cluster.objects import NODES as NODE_OBJECTS
 from neuron_plugin.monitor.api import Monitor
+from neuron_plugin.monitor.pages import inspection_routes
 from neuron_plugin.placement.leadership import Readiness
 from neuron_plugin.placement.reserves import RECORDS_KEY, ReserveRecord, write_records
 from neuron_plugin.simulation.api_server_kinds import LEASES, AnyJson
@@ -41,9 +42,9 @@ def world() -> World:
 
 @pytest.fixture
 def extender(background: Background, world: World) -> Iterator[str]:
-    monitor = Monitor(world.state, Readiness({}))
-    app = web.Application()
-    app.add_routes(monitor.routes())
+    ready = Readiness({})
+    monitor, app = Monitor(world.state, ready), web.Application()
+    app.add_routes([*monitor.routes(), *inspection_routes(world.state, ready)])
     runner = web.AppRunner(app)
 
     async def start() -> str:
@@ -127,7 +128,7 @@ def test_an_extender_knows_what_became_of_pods(cli: Cli, extender: str, world: W
 
     shown = cli("pods", "--extender", extender)
     rows = {row[0]: row for row in shown.rows if row}
-    assert rows["default/gated"][2:] == ["-", "neuron:8", "-", "-", "-", "-", "Gated"]
+    assert rows["default/gated"][2:9] == ["-", "neuron:8", "-", "-", "-", "-", "Gated:"]
     assert rows["default/promised"][2:] == ["trn-1", "neuroncore:2", "6", "12-13", "-", "-", "Promised"]
     assert rows["default/released"][8:] == ["Released:", "it", "has", "resource", "claims"]
     assert (rows["default/odd"][8], "'1.5'" in shown.out) == ("Waiting:", True), "the reason why it cannot be served"
@@ -153,7 +154,7 @@ async def do(work: Callable[[], Any]) -> None:
 def watched(**arguments: object) -> Iterator[Views]:
     usual = {"extender": "", "kubeconfig": None, "context": "", "selector": "", "watch": True}
     usual |= {"instance_types": None, "lease_namespace": None}
-    return cluster_views(Namespace(**(usual | arguments)), NODE_OBJECTS, leases=True)
+    return cluster_views(Namespace(**(usual | arguments)), NODE_OBJECTS)
 
 
 def waiting(views: Views) -> list[str]:

@@ -89,7 +89,8 @@ def test_a_pod_with_constraints_is_planned_for_and_one_that_cannot_be_judged_is_
     server.create_pod(beside)
     server.create_pod(claims)
     found = {pod["pod"].removeprefix("default/"): pod for pod in plan(cli, kubeconfig)["waiting"]}
-    assert (found["listed"]["standing"], found["listed"]["ids"]) == ("fits", "devices 12-15")
+    assert (found["listed"]["standing"], found["listed"]["unit"]) == ("fits", "device")
+    assert found["listed"]["devices"] == [12, 13, 14, 15]
     assert (found["beside"]["standing"], found["claims"]["standing"]) == ("rules", "unknown")
     shown = cli("plan", "--kubeconfig", kubeconfig, "--lease-namespace", "")
     assert "default/beside: 0 of 2 Neuron nodes: 2 have no label zone" in shown.out

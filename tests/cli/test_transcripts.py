@@ -28,8 +28,8 @@ import pytest
 
 from neuron_plugin.allocation import Resource
 from neuron_plugin.allocation.keys import INVENTORY_KEY, MOVABLE_KEY
+from neuron_plugin.placement.account import write_account
 from neuron_plugin.placement.device_hours import CONFIG_MAP
-from neuron_plugin.planning.device_hours import write_account
 from neuron_plugin.simulation import SimulatedNode, api_server_kinds
 from tests.cli.cases import NODES, PODS, ten_days
 from tests.cli.doubles import Cli, Daemon, Hold

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from neuron_plugin.allocation.budgets import Budget
 from neuron_plugin.allocation.node_rules import NodeSelectorTerm, Requirement
+from neuron_plugin.allocation.volumes import Claim, StorageClass, Volume
 from neuron_plugin.cluster.objects import ApiResource
 from neuron_plugin.cluster.storage import BUDGETS, CLAIMS, CSI_NODES, NAMESPACES, PERSISTENT_VOLUMES, STORAGE_CLASSES
-from neuron_plugin.planning.budgets import Budget
-from neuron_plugin.planning.volumes import Claim, StorageClass, Volume
 
 ZONE, OLD_ZONE = "topology.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/zone"
 IN_A = NodeSelectorTerm((Requirement(ZONE, "In", ("a",)),))

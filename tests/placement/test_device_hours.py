@@ -14,12 +14,12 @@ from neuron_plugin.allocation.utilization import ContainerUtilization
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.placement import device_hours
+from neuron_plugin.placement.account import DAY, PARTS, Account, DeviceTime, read_account
 from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.daemon import ControllerTimes
 from neuron_plugin.placement.device_hours import CONFIG_MAP, DeviceHours, read_written
 from neuron_plugin.placement.leadership import CONDITION, SYNCED, Readiness
 from neuron_plugin.placement.metrics import device_seconds
-from neuron_plugin.planning.device_hours import DAY, PARTS, Account, DeviceTime, read_account
 from neuron_plugin.simulation.api_server_kinds import CONFIG_MAPS, EVENTS, AnyJson
 from tests.support.api_server import Fault, Match, StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest

@@ -17,6 +17,7 @@ from neuron_plugin.allocation.preflight import CheckScope, Preflight, PreflightS
 from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.cluster.pods import PODS as POD_RECORDS
 from neuron_plugin.placement.check_pods import group_standings
+from neuron_plugin.placement.check_steps import running_text
 from neuron_plugin.placement.context import Times
 from neuron_plugin.placement.daemon import ControllerTimes
 from neuron_plugin.placement.gates.placer import Placer
@@ -26,7 +27,6 @@ from neuron_plugin.placement.informers import survey
 from neuron_plugin.placement.leadership import CONDITION
 from neuron_plugin.placement.settings import GroupPreflight, OnUnable, PreflightSettings
 from neuron_plugin.planning import Scene, judge_all
-from neuron_plugin.planning.preflight import running_text
 from neuron_plugin.simulation.api_server_kinds import NODES, PODS, STATEFUL_SETS, AnyJson
 from tests.placement.gates.bench import EPOCH, NEURON, GatesBench
 from tests.support.api_server import Fault, Match, StandInApiServer

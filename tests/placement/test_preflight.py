@@ -18,6 +18,7 @@ from neuron_plugin.allocation.preflight import CheckScope, Preflight, PreflightS
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.placement.check_pods import CLAIM, check_results
+from neuron_plugin.placement.check_steps import CheckEnd, CheckPod
 from neuron_plugin.placement.claims import ClaimWriter
 from neuron_plugin.placement.context import Context, Times
 from neuron_plugin.placement.daemon import ControllerTimes
@@ -28,7 +29,6 @@ from neuron_plugin.placement.preflight import PreflightChecks, give_devices
 from neuron_plugin.placement.settings import GroupPreflight, OnUnable, PreflightSettings
 from neuron_plugin.placement.writer import Attempt, Outcome, Writer
 from neuron_plugin.planning import Standing, judge_all
-from neuron_plugin.planning.preflight import CheckEnd, CheckPod
 from neuron_plugin.simulation.api_server_kinds import (
     CLAIM_TEMPLATES,
     EVENTS,

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from neuron_plugin.allocation.volumes import Claim, StorageClass, Volume
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster import UnreachableError
 from neuron_plugin.placement.informers import Informers, survey
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.placement.storage import ALWAYS, NOT_READ, PATIENCE_SECONDS, STORAGE
-from neuron_plugin.planning.volumes import Claim, StorageClass, Volume
 from neuron_plugin.simulation.api_server_kinds import (
     BUDGETS,
     CLAIMS,

@@ -21,7 +21,8 @@ from neuron_plugin.allocation import (
     PodUid,
 )
 from neuron_plugin.allocation.node import node_info
-from neuron_plugin.planning import Cluster, Judgement, Move, Scene, after, judge_all, parse_shape
+from neuron_plugin.allocation.shapes import parse_shape
+from neuron_plugin.planning import Cluster, Judgement, Move, Scene, judge_all
 from neuron_plugin.topology import CoreMask, Geometry, Topology, valid_sets
 from tests.support.manifests import shipped_geometry
 
@@ -112,7 +113,7 @@ def with_move(before: Cluster, move: Move) -> Cluster:
     """The cluster with a move made."""
     pods = {victim.pod.uid: replace(victim.pod, node=victim.target) for victim in move.victims}
     pods[move.pod.uid] = replace(move.pod, node=move.node)
-    return replace(before, nodes={**before.nodes, **after(before.nodes, move)}, pods={**before.pods, **pods})
+    return replace(before, nodes={**before.nodes, **move.made_on(before.nodes)}, pods={**before.pods, **pods})
 
 
 def sets_of(geometry: Geometry, request: PodRequest) -> tuple[CoreMask, ...]:

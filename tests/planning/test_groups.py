@@ -13,7 +13,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from neuron_plugin.allocation import NeuronPod, NodeInfo
-from neuron_plugin.allocation.group import GroupMember, TopologyWish
+from neuron_plugin.allocation.group import GroupMember, TopologyWish, rank_key
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.allocation.node_rules import (
     NodeSelectorTerm,
@@ -30,7 +30,7 @@ from neuron_plugin.planning import Cluster, Scene
 from neuron_plugin.planning.choice import PreferenceOrder
 from neuron_plugin.planning.domains import common_depth
 from neuron_plugin.planning.groups import MOST_DOMAINS, Anchor, GroupPlan, GroupShort, place_group
-from neuron_plugin.planning.scene import Place, rank_key
+from neuron_plugin.planning.scene import Place
 from neuron_plugin.topology import CoreMask, Geometry
 from tests.planning.clusters import INF2, LINE, TRN1, OnNode, cluster, devices, node, pod, sets_of
 

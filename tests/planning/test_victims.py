@@ -16,7 +16,8 @@ from neuron_plugin.allocation import (
     Rejection,
     Resource,
 )
-from neuron_plugin.allocation.group import GroupMember, TopologyWish
+from neuron_plugin.allocation.budgets import Budget
+from neuron_plugin.allocation.group import GroupMember, TopologyWish, spare_key
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.allocation.node_rules import (
     NodeRules,
@@ -29,7 +30,9 @@ from neuron_plugin.allocation.node_rules import (
     Taint,
     pod_labels,
 )
+from neuron_plugin.allocation.shapes import parse_shape
 from neuron_plugin.allocation.utilization import ContainerUtilization
+from neuron_plugin.allocation.volumes import Claim, Volume
 from neuron_plugin.planning import (
     PREEMPTION,
     Cluster,
@@ -40,14 +43,10 @@ from neuron_plugin.planning import (
     cheapest_move,
     drain,
     how_many_fit,
-    parse_shape,
-    still_possible,
 )
-from neuron_plugin.planning.budgets import Budget
 from neuron_plugin.planning.choice import NodeUses
 from neuron_plugin.planning.judgement import PREEMPTED_BY_NAME, judge_all
-from neuron_plugin.planning.scene import spare_key
-from neuron_plugin.planning.volumes import Claim, Storage, Volume
+from neuron_plugin.planning.volumes import Storage
 from neuron_plugin.topology import CoreMask, Geometry, Topology
 from tests.planning.clusters import (
     HOUR,
@@ -575,7 +574,7 @@ def test_room_is_made_for_a_group_whose_pods_need_each_other() -> None:
     found = judge_all(Scene(known), members, now=NOW, rules=None, preempting={one.uid for one in members})
     moves = [one.move for one in found if one.move]
     assert {move.node for move in moves} == {"a", "b"}
-    assert all(still_possible(known, move, PREEMPTION) for move in moves)
+    assert all(move.is_possible(known, PREEMPTION) for move in moves)
 
 
 def two_low_nodes() -> tuple[Cluster, list[NeuronPod]]:
@@ -677,16 +676,16 @@ def test_a_move_that_was_found_is_possible_until_something_of_it_changes() -> No
     before = cluster(node("a", small), node("b", other), waiting=(BIG,))
     move = cheapest_move(Scene(before), BIG)
     assert move is not None
-    assert still_possible(before, move, MoveRules())
+    assert move.is_possible(before, MoveRules())
     grown = cluster(node("a", small, devices("new", 5)), node("b", other), waiting=(BIG,))
-    assert not still_possible(grown, move, MoveRules())
+    assert not move.is_possible(grown, MoveRules())
     fixed = cluster(node("a", devices("small", 0, movable=False)), node("b", other), waiting=(BIG,))
-    assert not still_possible(fixed, move, MoveRules())
+    assert not move.is_possible(fixed, MoveRules())
     elsewhere = cluster(node("a", devices("small", 1)), node("b", other), waiting=(BIG,))
-    assert not still_possible(elsewhere, move, MoveRules())
+    assert not move.is_possible(elsewhere, MoveRules())
     closed = cluster(node("a", small), node("b", other, is_open=False), waiting=(BIG,))
-    assert not still_possible(closed, move, MoveRules())
-    assert not still_possible(cluster(node("a", small), node("b", other)), move, MoveRules())
+    assert not move.is_possible(closed, MoveRules())
+    assert not move.is_possible(cluster(node("a", small), node("b", other)), MoveRules())
 
 
 def test_a_move_is_not_possible_any_more_once_the_victim_lacks_cpu_where_it_was_to_go() -> None:
@@ -697,7 +696,7 @@ def test_a_move_is_not_possible_any_more_once_the_victim_lacks_cpu_where_it_was_
         known = replace(before, uses=NodeUses({"b": NodeUse({"cpu": used})}))
         move = cheapest_move(Scene(replace(before, uses=NodeUses())), BIG)
         assert move is not None
-        assert still_possible(known, move, MoveRules()) is is_possible
+        assert move.is_possible(known, MoveRules()) is is_possible
 
 
 def test_devices_that_pods_of_lower_priority_hold_under_another_name_are_named() -> None:
@@ -737,4 +736,4 @@ def test_a_spare_node_is_taken_back_from_whoever_has_it_before_others_go_for_a_l
     (found,) = judge_all(Scene(known), [lost], now=NOW, rules=None, preempting={lost.uid})
     assert found.move is not None
     assert [(victim.pod.uid, found.move.node) for victim in found.move.victims] == [("low-c", "c")]
-    assert still_possible(known, found.move, PREEMPTION)
+    assert found.move.is_possible(known, PREEMPTION)

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from neuron_plugin.allocation.node_rules import NodeSelectorTerm, PlacedPod, Requirement, pod_labels
+from neuron_plugin.allocation.volumes import Claim, StorageClass, Volume
 from neuron_plugin.planning.population import Population
-from neuron_plugin.planning.volumes import NO_PROVISIONER, Claim, Storage, StorageClass, Volume
+from neuron_plugin.planning.volumes import NO_PROVISIONER, Storage
 
 EBS, ZONE = "ebs.csi.aws.com", "topology.kubernetes.io/zone"
 IN_X = NodeSelectorTerm((Requirement(ZONE, "In", ("x",)),))

@@ -25,12 +25,13 @@ import msgspec
 from neuron_plugin.allocation import NeuronPod
 from neuron_plugin.allocation.node import node_info
 from neuron_plugin.allocation.node_rules import HostPort, NodeSelectorTerm, NodeUse, Requirement, node_use
+from neuron_plugin.allocation.volumes import Claim, StorageClass, Volume
 from neuron_plugin.cluster.nodes import neuron_node
 from neuron_plugin.cluster.objects import NODES
 from neuron_plugin.cluster.pods import PODS, neuron_pod, pod_use
 from neuron_plugin.planning.population import Population
 from neuron_plugin.planning.scene import Cluster, Scene
-from neuron_plugin.planning.volumes import Claim, Storage, StorageClass, Volume
+from neuron_plugin.planning.volumes import Storage
 from neuron_plugin.topology import catalogue
 
 CORDONED = "node.kubernetes.io/unschedulable"

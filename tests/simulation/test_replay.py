@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuron_plugin.allocation import NodeInfo, PlacementStrategy
-from neuron_plugin.planning import PACK, DemandError, MoveRules, parse_shape, shape_text
+from neuron_plugin.allocation.shapes import DemandError, parse_shape, shape_text
+from neuron_plugin.planning import MoveRules
 from neuron_plugin.simulation.replay import (
     MIXES,
     Arrival,
@@ -68,7 +69,7 @@ def node(name: str) -> NodeInfo:
 def run(
     nodes: list[NodeInfo], pods: list[Arrival], *, rules: MoveRules | None = None, waiting: bool = False
 ) -> ReplayOutcome:
-    return replay(Board(nodes, PACK, rules), pods, waiting=waiting)
+    return replay(Board(nodes, PlacementStrategy.PACK, rules), pods, waiting=waiting)
 
 
 def test_a_pod_that_fits_nowhere_is_refused_with_its_device_hours() -> None:

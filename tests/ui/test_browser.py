@@ -14,8 +14,8 @@ from neuron_plugin.allocation import PodReference, PodUid
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.allocation.utilization import ContainerUtilization
 from neuron_plugin.monitor.use import Use
+from neuron_plugin.placement.account import PARTS, Account, DeviceTime, Share, Split
 from neuron_plugin.placement.history import Cause
-from neuron_plugin.planning.device_hours import PARTS, Account, DeviceTime, Share, Split
 from neuron_plugin.topology import CoreMask
 from tests.support.browser import Tab
 from tests.support.manifests import container, gated_manifest, node_manifest, pod_manifest

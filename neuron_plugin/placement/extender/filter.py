@@ -22,7 +22,6 @@ from neuron_plugin.allocation.rejection import BOUND_ELSEWHERE, LEFT_TO_OTHERS, 
 from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.state import AssumedPod, ClusterState
 from neuron_plugin.placement.writer import Writer
-from neuron_plugin.planning import PACK
 
 HIGHEST_SCORE = 10
 """kube-scheduler's MaxExtenderPriority (staging/src/k8s.io/kube-scheduler/extender/v1/types.go)."""
@@ -181,7 +180,7 @@ def score_nodes(
     state: ClusterState,
     request: PodRequest,
     names: list[str],
-    strategy: PlacementStrategy = PACK,
+    strategy: PlacementStrategy = PlacementStrategy.PACK,
     *,
     alone: bool = True,
 ) -> list[int]:

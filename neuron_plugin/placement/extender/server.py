@@ -32,7 +32,6 @@ from neuron_plugin.placement.extender.filter import HIGHEST_SCORE, Leads, filter
 from neuron_plugin.placement.extender.preempt import preempt
 from neuron_plugin.placement.extender.wire import WireError
 from neuron_plugin.placement.settings import FilterMode
-from neuron_plugin.planning import PACK
 from neuron_plugin.topology import cores_in
 
 VERBS = ("filter", "prioritize", "preempt", "bind")
@@ -76,7 +75,7 @@ class ExtenderService:
         leads: Leads,
         *,
         answer: FilterMode = FilterMode.BEST,
-        strategy: PlacementStrategy = PACK,
+        strategy: PlacementStrategy = PlacementStrategy.PACK,
     ) -> None:
         """For ``answer`` see ``FilterMode``; ``strategy`` is that of pods that name none."""
         self._metrics = context.metrics

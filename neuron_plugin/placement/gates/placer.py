@@ -31,11 +31,13 @@ from neuron_plugin.allocation import NeuronPod, NodeInfo, PodUid, Rejection, Res
 from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.allocation.group import GroupName
 from neuron_plugin.allocation.keys import GATE
+from neuron_plugin.allocation.pod import in_rank_order
 from neuron_plugin.allocation.ultraserver import INDEX_VARIABLE, UltraServerPlace
 from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.gates import writes
+from neuron_plugin.placement.gates.ultraservers import ultraserver_places
 from neuron_plugin.placement.group_checks import GroupChecks
 from neuron_plugin.placement.queue import Queue
 from neuron_plugin.placement.room import Room
@@ -43,10 +45,8 @@ from neuron_plugin.placement.state import AssumedPod
 from neuron_plugin.placement.writer import Attempt, NotSentError, Outcome, Writer
 from neuron_plugin.planning import Scene
 from neuron_plugin.planning.groups import Anchor, GroupPlan, place_group
-from neuron_plugin.planning.judgement import doubt_text
 from neuron_plugin.planning.population import PodKind
-from neuron_plugin.planning.scene import Place, rank_of
-from neuron_plugin.planning.ultraservers import ultraserver_places
+from neuron_plugin.planning.scene import Place
 
 MANY_IN_FLIGHT = 16
 """With so many writes under way the API server is behind, and nothing that is done here sooner makes it faster."""
@@ -218,7 +218,7 @@ class Placer:
             found.append((alike, lacking))
         for pod, lacking in ((pod, lacking) for alike, lacking in found for pod in alike):
             self._state.roaming[pod.uid] = writes.kept_off(pod, lacking)
-            self._send(pod, writes.release_among(pod, lacking), doubt_text(doubt))
+            self._send(pod, writes.release_among(pod, lacking), doubt)
         return True
 
     def release_plainly(self, pod: NeuronPod, reason: str) -> None:
@@ -341,7 +341,7 @@ class Placer:
 
     def _said_of(self, plan: GroupPlan, members: Sequence[NeuronPod]) -> dict[PodUid, dict[str, str]]:
         """What is written with each pod's assignment: its rank, the domain, and its place in an UltraServer."""
-        order = sorted(members, key=rank_of)
+        order = in_rank_order(members)
         ranks = {pod.uid: number for number, pod in enumerate(order)}
         ultraservers, said = self._ultraserver_places(plan, order), {}
         for uid in plan.places:

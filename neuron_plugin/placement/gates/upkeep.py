@@ -29,7 +29,6 @@ from neuron_plugin.placement.gates.placer import Placer
 from neuron_plugin.placement.writer import Writer
 from neuron_plugin.planning import Judgement, Scene, judge_all
 from neuron_plugin.planning.population import PodKind
-from neuron_plugin.planning.scene import owner_of
 
 MOST_KINDS = 20
 """Kinds of pods that are judged again in one round."""
@@ -220,7 +219,7 @@ class Upkeep:
             pod = stuck[uid]
             note = f"The scheduler did not find node {pod.promised} good for the pod: see its condition PodScheduled."
             if await self._take_back(pod, "its scheduler does not find the node good", note):
-                self._state.avoid(owner_of(pod), pod.promised, now + times.avoid)
+                self._state.avoid(pod.owner, pod.promised, now + times.avoid)
                 self._stuck_since[uid] = now + times.avoid  # one that keeps its claims is told again then
 
     async def _take_back(self, pod: NeuronPod, reason: str, note: str) -> bool:

@@ -34,7 +34,7 @@ from neuron_plugin.cluster.objects import NODES
 from neuron_plugin.cluster.pods import PODS, asks_for_neuron, neuron_pod
 from neuron_plugin.cluster.writes import read_node, read_pod
 from neuron_plugin.inspection import look
-from neuron_plugin.planning.preflight import CHECKED_FIRST
+from neuron_plugin.placement.check_steps import CHECKED_FIRST
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import load
 from neuron_plugin.simulation.api_server_kinds import KINDS

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from neuron_plugin.allocation import NodeInfo, PodRequest
+from neuron_plugin.allocation.shapes import DemandError, parse_shape, shape_text
 from neuron_plugin.cli.cluster_file import write_cluster
 from neuron_plugin.cli.command import (
     VERSION,
@@ -28,7 +29,7 @@ from neuron_plugin.cli.command import (
     table,
 )
 from neuron_plugin.instance_file import load_catalogue
-from neuron_plugin.planning import RULES, DemandError, parse_shape, shape_text
+from neuron_plugin.planning import MoveRules
 from neuron_plugin.settings import read_yaml
 from neuron_plugin.simulation.api_server_kinds import AnyJson
 from neuron_plugin.simulation.replay import (
@@ -73,7 +74,7 @@ _BOARDS: Mapping[str, Callable[[Sequence[NodeInfo]], Board]] = {
     "aws-plugin": lambda nodes: AwsBoard(nodes, extension=False),
     "aws-extension": lambda nodes: AwsBoard(nodes, extension=True),
     OURS: Board,
-    f"{OURS}+moves": lambda nodes: Board(nodes, rules=RULES),
+    f"{OURS}+moves": lambda nodes: Board(nodes, rules=MoveRules()),
 }
 _HEADERS = {
     "refused": "REFUSED",
@@ -89,7 +90,7 @@ _HEADERS = {
 
 def add_cluster_command(actions: Subparsers) -> None:
     """Add ``cluster`` to the actions of ``simulate``."""
-    text = DESCRIPTION.format(most=RULES.most_victims, mixes=", ".join(MIXES))
+    text = DESCRIPTION.format(most=MoveRules().most_victims, mixes=", ".join(MIXES))
     summary = "how much of what your pods ask for your nodes would refuse, here and with AWS's plugin"
     parser = add_command(actions, "cluster", run, summary=summary, description=text, examples=EXAMPLES)
     parser.add_argument(

@@ -31,6 +31,12 @@ const VERDICTS = {
 const WORST = Object.keys(VERDICTS);
 const NO_ROOM = new Set(["links", "short", "rules"]);
 
+/** The set that a move would open: "devices 0-3". */
+function setOf({ unit, devices, cores }) {
+  const ids = unit === "device" ? devices : cores;
+  return `${unit}${ids.length === 1 ? "" : "s"} ${ranges(ids)}`;
+}
+
 /** What a pod can expect, in a word or three, and how bad that is. */
 function verdictOf(pod, prospect) {
   if (pod.status.problem) return ["never", "bad"];
@@ -111,7 +117,7 @@ export class Waiting {
     const { sentence, inTheWay, helps, move, gate } = why || {};
     const lines = [
       `asks for ${asks(pod.spec)}${how}`, problem,
-      moves.length && `${moves.map((each) => `${each.pod} to ${each.target}`).join(", ")}: would open ${prospect.ids} of ${prospect.node}`,
+      moves.length && `${moves.map((each) => `${each.pod} to ${each.target}`).join(", ")}: would open ${setOf(prospect)} of ${prospect.node}`,
       ...(why ? [sentence || prospect?.reason, inTheWay.length && `in the way: ${inTheWay.join(", ")}`, helps, !moves.length && move, gate] : [!problem && "..."]),
     ];
     const tables = [...(why?.domains.length ? [domainsTable(why)] : []), ...(why?.nodes.length ? [nodesTable(why.nodes)] : [])];

@@ -42,7 +42,7 @@ from neuron_plugin.placement.planner import Planner
 from neuron_plugin.placement.reserves import RECORDS_KEY, read_records
 from neuron_plugin.placement.room import Room
 from neuron_plugin.placement.writer import Writer
-from neuron_plugin.planning import RULES
+from neuron_plugin.planning import MoveRules
 from neuron_plugin.simulation.api_server_kinds import LEASES as SERVED_LEASES
 from neuron_plugin.simulation.api_server_kinds import NODES as SERVED_NODES
 from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
@@ -109,7 +109,7 @@ class Replica:
         self.room = Room(context, self.writer, lease=lease, evictions_per_minute=100)
         self.placer = Placer(context, self.writer, self.room)
         self.upkeep = Upkeep(context, self.writer, self.placer, release_when_full=None)
-        self.planner = Planner(context, self.room, rules=RULES, after_seconds=2.0, makes_moves=True)
+        self.planner = Planner(context, self.room, rules=MoveRules(), after_seconds=2.0, makes_moves=True)
         self.leads = Leads(context, self.writer)
         self.binder = Binder(context, self.writer, self.leads)
         self.service = ExtenderService(context, self.binder, self.leads)

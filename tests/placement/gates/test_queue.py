@@ -6,7 +6,7 @@ from typing import Any
 
 from neuron_plugin.allocation import NeuronPod
 from neuron_plugin.placement.queue import Queue
-from neuron_plugin.planning.population import kind_of
+from neuron_plugin.planning.population import PodKind
 from tests.support.manifests import pod_manifest
 from tests.support.world import CORE, record_of
 
@@ -56,14 +56,14 @@ def test_of_a_kind_that_fits_nowhere_only_the_first_is_looked_at() -> None:
 
 def test_a_new_pod_of_a_hopeless_kind_is_not_looked_at_either() -> None:
     queue = queue_of(pod("first", 8))
-    queue.hopeless.add(kind_of(pod("first", 8)))
+    queue.hopeless.add(PodKind.of(pod("first", 8)))
     queue.put(pod("second", 8))
     assert order(queue) == []
 
 
 def test_a_group_is_looked_at_again_when_a_member_comes() -> None:
     queue = queue_of(pod("one", group="job"))
-    queue.hopeless.add(kind_of(pod("one", group="job")))
+    queue.hopeless.add(PodKind.of(pod("one", group="job")))
     queue.put(pod("two", group="job"))
     assert [one.reference.name for _, one in queue.in_order()] == ["one"]
 
@@ -77,16 +77,16 @@ def test_a_group_stands_where_its_highest_priority_does() -> None:
 
 def test_a_pod_that_says_something_else_now_is_of_another_kind() -> None:
     queue = queue_of(pod("train", 8))
-    queue.hopeless.add(kind_of(pod("train", 8)))
+    queue.hopeless.add(PodKind.of(pod("train", 8)))
     queue.put(pod("train", 2))
     assert len(queue) == 1
-    assert queue.kinds() == [kind_of(pod("train", 2))]
+    assert queue.kinds() == [PodKind.of(pod("train", 2))]
     assert order(queue) == ["train"]
 
 
 def test_the_last_pod_of_a_hopeless_kind_takes_the_verdict_with_it() -> None:
     queue = queue_of(pod("train", 8))
-    queue.hopeless.add(kind_of(pod("train", 8)))
+    queue.hopeless.add(PodKind.of(pod("train", 8)))
     queue.remove(pod("train", 8).uid)
     assert not queue.hopeless
     assert not queue.kinds()

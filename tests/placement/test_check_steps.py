@@ -16,14 +16,7 @@ from neuron_plugin.allocation.preflight import (
     read_preflight,
     write_preflight,
 )
-from neuron_plugin.planning.preflight import (
-    CheckEnd,
-    CheckPod,
-    CheckStep,
-    PreflightRules,
-    group_verdict,
-    next_step,
-)
+from neuron_plugin.placement.check_steps import CheckEnd, CheckPod, CheckStep, PreflightRules, group_verdict, next_step
 from neuron_plugin.topology import catalogue
 
 NOW, RULES = 10_000.0, PreflightRules()

@@ -1,4 +1,4 @@
-"""Which place in its UltraServers each pod of a group has, where the group has them whole."""
+"""The place of each pod of a group in its UltraServers, if the group has whole UltraServers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def ultraserver_places(
     There is none unless each UltraServer, or each pair, has one of the group's pods on each of its nodes. The first of
     the pods needs a host name, and no pod may set the variables itself.
 
-    UltraServers follow each other by the lowest rank that is there, so a pod's place changes only with its own
-    UltraServer, or where one before it comes or goes.
+    UltraServers are ordered by their lowest rank, so a pod's place changes only with its own UltraServer, or when an
+    earlier one comes or goes.
     """
     if any(pod.member and pod.member.sets_ultraserver for pod in pods):
         return {}

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from neuron_plugin.allocation.pod import PodReference, PodUid
 from neuron_plugin.allocation.utilization import ContainerUtilization
-from neuron_plugin.planning import device_hours
-from neuron_plugin.planning.device_hours import (
+from neuron_plugin.placement import account as account_module
+from neuron_plugin.placement.account import (
     DAY,
     HOUR,
     PARTS,
@@ -157,8 +157,8 @@ def test_the_last_hours_are_answered_by_hours_and_more_by_days() -> None:
 
 
 def test_of_many_workloads_the_largest_keep_their_names_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_hours, "MOST_NAMED", 6)
-    monkeypatch.setattr(device_hours, "MOST_KEPT", 3)
+    monkeypatch.setattr(account_module, "MOST_NAMED", 6)
+    monkeypatch.setattr(account_module, "MOST_KEPT", 3)
     account, seen = Account(0, 0), Counter[str]()
     for hour in range(80):
         account.count(split(**{f"job{hour // 5 + number}": 1 + number for number in range(9)}), (hour + 1) * HOUR)
@@ -171,7 +171,7 @@ def test_of_many_workloads_the_largest_keep_their_names_and_nothing_is_lost(monk
 
 
 def test_of_many_namespaces_the_largest_keep_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_hours, "MOST_NAMED", 6)
+    monkeypatch.setattr(account_module, "MOST_NAMED", 6)
     account = Account(0, 0)
     shares = DeviceTime({Share(f"ns{number}", "job", "t", "busy"): number + 1 for number in range(40)})
     account.count(Split(shares, DeviceTime()), 10)
@@ -210,8 +210,8 @@ def test_an_account_is_read_as_it_was_written_and_is_bounded(monkeypatch: pytest
         account.count(split(**{f"job{hour}-{number}": number + 1 for number in range(20)}), 100 + (hour + 1) * HOUR)
     assert read_account(write_account(account)) == account
     whole = sum(sum(day.values()) for day in account.days.values())
-    monkeypatch.setattr(device_hours, "MOST_BYTES", len(write_account(account)) // 2)
-    assert len(data := write_account(account)) <= device_hours.MOST_BYTES
+    monkeypatch.setattr(account_module, "MOST_BYTES", len(write_account(account)) // 2)
+    assert len(data := write_account(account)) <= account_module.MOST_BYTES
     assert sum(sum(day.values()) for day in read_account(data).days.values()) == whole
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from neuron_plugin.allocation import NeuronPod, NodeInfo
 from neuron_plugin.allocation.group import GroupMember
-from neuron_plugin.planning.ultraservers import ultraserver_places
+from neuron_plugin.placement.gates.ultraservers import ultraserver_places
 from tests.planning.clusters import node, pod
 
 GROUP = ("ml", "job")

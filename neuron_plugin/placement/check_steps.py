@@ -1,8 +1,8 @@
-"""What is due of a node that is checked before it takes pods: begin, wait, or end the check, and what is then so.
+"""The next step of a node's pre-flight check: begin, wait, or end the check, and record the result.
 
-A new node, one that was rebooted, and one whose devices are all healthy again after one was not, is checked by a pod
-that has all of its devices. No pod is moved for it: it begins once the node is empty. What keeps a check from running
-ends by itself or in ``unable``, so nothing waits for ever.
+A node is checked by a pod that has all of its devices: when it is new, after a reboot, and when all its devices have
+recovered. No pod is moved for it: it begins once the node is empty. An obstacle ends by itself or in ``unable``, so
+nothing waits for ever.
 
 A group may ask to be checked as a whole before it starts: by a pod at each of its places, which run together.
 """
@@ -15,24 +15,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from neuron_plugin.allocation import NeuronNode, NeuronPod, NodeInventory, Rejection
-from neuron_plugin.allocation.keys import PREFLIGHT_KEY
+from neuron_plugin.allocation import NeuronNode, NodeInventory, Rejection
 from neuron_plugin.allocation.preflight import LONGEST_MESSAGE, Preflight, PreflightState, broken_devices
 from neuron_plugin.topology import MOST_DEVICES
 from neuron_plugin.wording import named
 
 _LAST_LINES = 20
-"""Of what a check has said are looked at for the devices that it names."""
+"""The last lines of a check's output that are searched for device names."""
 _DEVICE = re.compile(r"\bdevice=(\d{1,3})\b", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class PreflightRules:
-    """Seconds: ``timeout`` is how long a check may take, and how long one may be kept from running.
+    """Seconds: ``timeout`` bounds a check's run, and the time that it may be kept from running.
 
-    ``retry`` is after how long a check that has not passed is made again; 0 for by hand only. ``again`` is the pause
-    before a check that its kubelet refused is tried again, ``late`` how much longer than ``timeout`` a kubelet may need
-    to end one. ``closes``: a node stays closed whose check cannot run.
+    A check that has not passed is made again after ``retry``; 0 for by hand only. ``again`` is the pause after a check
+    that its kubelet refused. A kubelet may need ``late`` longer than ``timeout`` to end a check. ``closes``: a node
+    whose check cannot run stays closed.
     """
 
     timeout: float = 600.0
@@ -43,7 +42,7 @@ class PreflightRules:
 
 
 class CheckEnd(enum.Enum):
-    """What became of the pod of a check."""
+    """How the pod of a check ended."""
 
     RUNS = enum.auto()
     PASSED = enum.auto()
@@ -54,7 +53,7 @@ class CheckEnd(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CheckPod:
-    """The pod of a check. ``ran``: its container has started. ``said`` is its last lines, or why it does not run."""
+    """The pod of a check. ``ran``: its container has started. ``said`` has its last lines, or why it does not run."""
 
     name: str
     uid: str
@@ -68,7 +67,7 @@ class CheckPod:
 
 
 class CheckStep(NamedTuple):
-    """What is done about a node: a pod is made (``begin``) or deleted (``delete``), a ``record`` is written."""
+    """An action for a node: make a pod (``begin``), delete it (``delete``), or write a ``record``."""
 
     record: Preflight | None = None
     begin: bool = False
@@ -81,9 +80,9 @@ NOTHING = CheckStep()
 def next_step(
     node: NeuronNode, check: CheckPod | None, rules: PreflightRules, now: float, *, busy: bool, ready: bool
 ) -> CheckStep:
-    """What is due of a node at ``now``, in unix seconds.
+    """The step that is due for a node at ``now``, in unix seconds.
 
-    ``busy``: it has pods that ask for Neuron, besides that of the check. ``ready``: pods can start there.
+    ``busy``: it has pods that ask for Neuron, besides the check's. ``ready``: pods can start there.
     """
     inventory, record = node.inventory, node.preflight
     if isinstance(inventory, Rejection):
@@ -117,7 +116,7 @@ def next_step(
 
 
 def _hindrance(inventory: NodeInventory, *, busy: bool) -> str:
-    """What keeps a check from all devices of a node, other than a pod that has ended just now."""
+    """Why a check cannot get all devices of a node, other than a pod that has ended just now."""
     if busy:
         return "pods on the node have its devices, and none is moved for a check"
     if broken := broken_devices(inventory):
@@ -126,7 +125,7 @@ def _hindrance(inventory: NodeInventory, *, busy: bool) -> str:
 
 
 def _judged(node: NeuronNode, check: CheckPod, rules: PreflightRules, now: float, since: float) -> CheckStep:
-    """What follows from the pod of a check; ``since`` is when the check became due."""
+    """The step that follows from the pod of a check; ``since`` is when the check became due."""
     if check.terminating:
         return NOTHING
     if check.boot_id != node.boot_id:
@@ -152,7 +151,7 @@ def _judged(node: NeuronNode, check: CheckPod, rules: PreflightRules, now: float
 
 
 def timed_out(seconds: float) -> str:
-    """What is said of a check that was ended by its deadline."""
+    """The text for a check that its deadline ended."""
     return f"it did not end within {seconds:g} s"
 
 
@@ -178,9 +177,9 @@ def named_devices(said: str) -> tuple[int, ...]:
 
 
 class GroupVerdict(NamedTuple):
-    """What became of a group's check: ``blamed`` are the pods that failed, ``why`` says why it could not run.
+    """The result of a group's check: ``blamed`` are the pods that failed, ``why`` says why it could not run.
 
-    ``again`` are pods that were refused and are made once more, while it runs.
+    ``again`` are refused pods that are made once more while it runs.
     """
 
     end: CheckEnd
@@ -190,10 +189,10 @@ class GroupVerdict(NamedTuple):
 
 
 def group_verdict(checks: Sequence[CheckPod | None], begun: float, rules: PreflightRules, now: float) -> GroupVerdict:
-    """What became of a check that began at ``begun``, in unix seconds; of a pod that was not made yet there is None.
+    """The result of a check that began at ``begun``, in unix seconds; a pod that was not made yet is None.
 
-    Pods that wait for one that never started fail, too, and say nothing about their nodes. So a failure counts once all
-    have started, or where it names a device. Of several the ones that name a device are blamed.
+    Pods that wait for a pod that never started fail, too, and say nothing about their nodes. So a failure counts once
+    all have started, or if it names a device. Among several, the ones that name a device are blamed.
     """
     made = [check for check in checks if check]
     if len(made) == len(checks) and all(check.end is CheckEnd.PASSED for check in made):
@@ -214,41 +213,10 @@ def group_verdict(checks: Sequence[CheckPod | None], begun: float, rules: Prefli
     return GroupVerdict(CheckEnd.RUNS, again=tuple(refused))
 
 
-@dataclass(frozen=True, slots=True)
-class GroupStanding:
-    """How a group stands that is checked: why it ``waits``, and the nodes where its check has failed lately."""
-
-    waits: str = ""
-    avoided: frozenset[str] = frozenset()
-
-
-NOT_AVOIDED = GroupStanding()
-AVOIDED = "has failed the pre-flight check of the pod's group"
-"""The predicate of such a node."""
-
-
 CHECKED_FIRST = "Its group is checked before it starts"
-"""How the reason begins for which a pod of such a group waits."""
+"""The beginning of the reason why a pod of such a group waits."""
 
 
 def running_text(ended: int, size: int) -> str:
-    """Why a group waits whose check runs."""
+    """Why a group waits while its check runs."""
     return f"{CHECKED_FIRST}: {ended} of {size} pods of its check have ended"
-
-
-def why_not_checked(pod: NeuronPod, *, enabled: bool, least: int) -> Rejection | None:
-    """Why the check that a waiting pod's group asks for cannot be made; None where it can, or none is asked for."""
-    if not (pod.member and pod.member.preflight) or pod.place:
-        return None
-    why = ""
-    if not enabled:
-        why = "groups are not checked here: preflight.enabled and preflight.group.command of the chart switch it on"
-    elif not pod.gated:
-        why = "only groups that wait behind the placement gate are checked: set placement: gates in the chart"
-    elif not least:
-        why = "it is not said how many pods the group has: set neuron-plugin.io/group-size"
-    detail = f"annotation {PREFLIGHT_KEY} asks for a check of the group, and {why}. Or remove the annotation"
-    return replace(NOT_CHECKED, detail=detail) if why else None
-
-
-NOT_CHECKED = Rejection("not-checked", "The pod's group is to be checked before it starts and cannot be")

@@ -1,15 +1,15 @@
-"""What a pod asks for, as a text that people write: ``neuron=4``."""
+"""A pod's request as a text that people write: ``neuron=4``."""
 
 from __future__ import annotations
 
-from neuron_plugin.allocation import ContainerKind, ContainerRequest, PodRequest, Resource
-from neuron_plugin.allocation.requests import parse_count
+from neuron_plugin.allocation.requests import ContainerKind, ContainerRequest, PodRequest, parse_count
+from neuron_plugin.allocation.resources import Resource
 
 _RESOURCES = {resource.short_name: resource for resource in Resource}
 
 
 class DemandError(ValueError):
-    """A shape, mix or trace that cannot be used; the text names it and what was expected."""
+    """A shape, mix or trace that cannot be used; the text names it and the expected form."""
 
 
 def parse_shape(text: str) -> PodRequest:

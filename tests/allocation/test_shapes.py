@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from neuron_plugin.planning import DemandError, parse_shape, shape_text
+from neuron_plugin.allocation.shapes import DemandError, parse_shape, shape_text
 
 
 @pytest.mark.parametrize("text", ["neuron=4", "neurondevice=1", "neuroncore=2"])

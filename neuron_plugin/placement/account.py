@@ -1,11 +1,11 @@
-"""Whose devices were busy, idle or held, and which were free or broken, for how long: an account that adds up.
+"""An account of device-time by owner and state: busy, idle, held, free or broken. It adds up.
 
 At a look every device of every node is split into shares. They add up to the devices that the nodes should have, in
 whole numbers. The account multiplies the shares by the time until the next look, so nothing is lost to rounding. It
 counts each second of the wall clock once.
 
-What was not looked at is not guessed. Nodes that are there have been since they joined, and pods that live have had
-their devices since their start; everything else of that time is unknown.
+Nothing is guessed about a time without a look. Nodes count since they joined, and the devices of live pods since the
+pods' start; everything else of that time is unknown.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from neuron_plugin.allocation import Assignment, ContainerKind, NeuronPod, NodeI
 from neuron_plugin.allocation.utilization import Utilization
 
 PARTS = 84_000
-"""Of one device: so many that a percent of a core is a whole number, with 1 to 8 cores in a device."""
+"""Parts of one device: a percent of a core is a whole number of them, with 1 to 8 cores in a device."""
 HOUR, DAY = 3600, 86_400
 MOST_HOURS, MOST_DAYS = 48, 35
-"""Hours and days that are kept, in UTC, beside the one that is not over."""
+"""Hours and days that are kept, in UTC, besides the current one."""
 MOST_NAMED = 1000
-"""Workloads of the last two days, and nodes of today, that have a name of their own; the others are OTHER."""
+"""Named workloads of the last two days, and named nodes of today; the others are OTHER."""
 MOST_KEPT = 200
-"""The same of an hour or a day that is over: the largest."""
+"""Names kept of a past hour or day: the largest."""
 MOST_BYTES = 600_000
-"""Of the account as it is written; an object may have a MiB, and base64 adds a third."""
+"""Limit of the written account; an object may have a MiB, and base64 adds a third."""
 OTHER = "other"
 
 _VERSION = 1
 _PERCENT = 100
 _VERSIONED = re.compile(r"ReplicaSet/(.+)-[^-]+|Job/(.+)-\d{8}")
-"""What a Deployment and a CronJob make: a name for each version, and for each time (in minutes since 1970)."""
+"""Objects made by a Deployment or a CronJob, named after each version or each time (in minutes since 1970)."""
 
 
 class AccountError(ValueError):
@@ -46,14 +46,14 @@ class AccountError(ValueError):
 
 
 class DeviceState(enum.StrEnum):
-    """What a part of a device was."""
+    """The state of a part of a device."""
 
     BUSY = "busy"
     """A pod has it, and it executed."""
     IDLE = "idle"
     """A pod has it, and it executed nothing."""
     UNKNOWN = "unknown"
-    """A pod has it and its use is not known. Of no pod: it is not known which pod has it, or it was not looked at."""
+    """A pod has it and its use is not known. Without a pod: its pod is not known, or it was not looked at."""
     HELD = "held"
     """No pod has it and no other pod may get it: it is kept for a pod, held down, or its node takes no pods."""
     FREE = "free"
@@ -62,7 +62,7 @@ class DeviceState(enum.StrEnum):
 
 
 class Share(NamedTuple):
-    """Whose part of the devices, of which type, in which state. ``namespace`` and ``workload`` may be empty.
+    """The owner, type and state of a part of the devices. ``namespace`` and ``workload`` may be empty.
 
     Where nodes are counted, ``workload`` is the node's name.
     """
@@ -74,22 +74,23 @@ class Share(NamedTuple):
 
 
 DeviceTime = Counter[Share]
-"""By share: parts of devices, or parts of devices times seconds."""
+"""Parts of devices, or parts of devices times seconds, by share."""
 Name = tuple[str, str]
-"""Namespace and workload, or nothing and a node."""
+"""Namespace and workload, or an empty text and a node."""
 
 
 class Split(NamedTuple):
-    """The same devices by who has them, and by the node that they are on."""
+    """The same devices by owner, and by node."""
 
     shares: DeviceTime
     nodes: DeviceTime
 
 
 def workload_of(reference: PodReference, pod: NeuronPod | None) -> str:
-    """What a pod is a part of: its group, or what made it, or itself.
+    """The workload of a pod: its group, its controller, or the pod itself.
 
-    Of what is made again for each version, replica or time it is the maker: Deployment, LeaderWorkerSet, CronJob.
+    If a Deployment, LeaderWorkerSet or CronJob makes the controller for each version, replica or time, that is the
+    workload.
     """
     group = pod.group[1] if pod and pod.group else reference.uid.rpartition("#")[0].partition("/")[2]  # or ``rank_key``
     if group:
@@ -101,9 +102,9 @@ def workload_of(reference: PodReference, pod: NeuronPod | None) -> str:
 
 
 def split_devices(info: NodeInfo, pods: Mapping[PodUid, NeuronPod], utilization: Utilization) -> DeviceTime:
-    """The devices that a node should have, as shares of ``PARTS`` for each; ``utilization`` is of its containers.
+    """The devices that a node should have, as shares of ``PARTS`` for each; ``utilization`` is by its containers.
 
-    A core that several pods have counts once. A plugin that is silent measures nothing.
+    A core that several pods have counts once. A silent plugin measures nothing.
     """
     inventory, shares = info.inventory, DeviceTime()
     if inventory is None:
@@ -118,7 +119,7 @@ def split_devices(info: NodeInfo, pods: Mapping[PodUid, NeuronPod], utilization:
         if cores:
             shares[Share(*owner, geometry.instance_type, state)] += cores
 
-    # What a plain init container had is another container's by the time at which it is measured.
+    # By the time of the measurement, another container has the cores of a plain init container.
     for allocation in sorted(info.ledger.allocations, key=lambda each: each.kind is ContainerKind.INIT):
         parts = (allocation.mask & left).bit_count() * core
         left &= ~allocation.mask
@@ -158,8 +159,8 @@ def by_node(node: str, shares: DeviceTime) -> DeviceTime:
 class Account:
     """Device-time since ``begun`` and until ``until``, in unix seconds; amounts are parts of devices times seconds.
 
-    ``totals`` only grow, and have what was seen in the last two days. ``hours`` and ``days`` are by their begin, the
-    first of them incomplete. Nodes are counted by day alone.
+    ``totals`` only grow, and have the shares seen in the last two days. ``hours`` and ``days`` are by their start; the
+    first is incomplete. Nodes are counted by day alone.
     """
 
     begun: int
@@ -176,9 +177,9 @@ class Account:
         self._go_on(until)
 
     def count_unseen(self, infos: Iterable[NodeInfo], pods: Mapping[PodUid, NeuronPod], until: int) -> None:
-        """It was not looked at from ``self.until`` on.
+        """Nothing was looked at from ``self.until`` on.
 
-        Nodes that are there have been since they were made, and pods that live had what they have since they got it.
+        Nodes count since they were created, and the devices of live pods since the pods got them.
         """
         begin = max(self.until, until - MOST_DAYS * DAY)
         had, starts = DeviceTime(), list[tuple[Share, int, int]]()
@@ -235,7 +236,7 @@ class Account:
         )
 
     def _go_on(self, until: int) -> None:
-        """Go on from ``until``. When an hour is over, forget what is too old, and the names of what was little."""
+        """Go on from ``until``. When an hour is over, forget hours that are too old, and the names of small amounts."""
         is_new_hour = until // HOUR != self.until // HOUR
         self.until = max(self.until, until)
         if not is_new_hour:
@@ -250,7 +251,7 @@ class Account:
         self.totals = DeviceTime({share: amount for share, amount in self.totals.items() if share in seen})
 
     def since(self, seconds: int, *, nodes: bool = False) -> tuple[int, DeviceTime]:
-        """The amounts of at least the last so many seconds, as far as they are kept, and from when on they are.
+        """The amounts of at least the last ``seconds``, as far as they are kept, and the time at which they begin.
 
         They begin at a whole hour, and at a day in UTC if that is more than two days ago, or for ``nodes``.
         """
@@ -280,9 +281,9 @@ def _bounded(amounts: DeviceTime, most: int, known: Collection[Share] = ()) -> D
 
 
 def _renamed(amounts: DeviceTime, most: int, known: Collection[Share]) -> dict[Name, Name]:
-    """The new names of those that lose theirs: there is room for the ``known``, and then for the largest.
+    """The new names of shares that lose theirs. The ``known`` keep theirs first, then the largest.
 
-    They become OTHER of their namespace, if that has another name. What has no owner needs no name.
+    They become OTHER of their namespace, if that has another name. A share without an owner needs no name.
     """
     if len(amounts) + len(known) <= most:  # fewer names than shares
         return {}

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from neuron_plugin.allocation import NeuronPod
+from neuron_plugin.allocation.budgets import Budget
 from neuron_plugin.allocation.node_rules import pod_labels
-from neuron_plugin.planning.budgets import Budget, is_protected
 from tests.planning.clusters import pod
 
 NOW, LATER, NEVER = (
@@ -38,8 +38,8 @@ def test_a_budget_that_never_allows_one_and_two_budgets_at_once_protect_a_pod(
     budgets: tuple[Budget, ...], *, protected: bool
 ) -> None:
     """The eviction API refuses a pod that several budgets are for (pkg/registry/core/pod/storage/eviction.go)."""
-    assert is_protected(budgets, running()) is protected
+    assert Budget.protect(budgets, running()) is protected
 
 
 def test_a_budget_does_not_protect_a_pod_that_does_not_count_for_it() -> None:
-    assert not is_protected((NEVER,), running(ready=False))
+    assert not Budget.protect((NEVER,), running(ready=False))
