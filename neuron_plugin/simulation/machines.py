@@ -52,7 +52,7 @@ _MACHINES: Mapping[str, MachineParts] = {
 NODE_FAULTS = {"kubelet": ("restart", "stop", "start"), "machine": ("reboot", "lost", "back")}
 """Faults of a whole node."""
 NODE_FAULTS_PATH = "/playground/nodes/"
-"""The URL path of these faults, followed by node, part and deed."""
+"""The URL path of these faults, followed by node, part and change."""
 CHECK_CLAIM = "neuron-plugin-preflight"
 """The claim template of pre-flight checks, in mode dra."""
 _CPU_INSTANCE = "m7i.8xlarge"

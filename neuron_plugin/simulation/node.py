@@ -2,7 +2,7 @@
 
 It is used by the demo, tests and planning, and with a real kubelet without hardware. The files have the driver's bytes,
 names and modes, so every reader works as on a real machine. A fault is a change of the machine's description. Readers
-may scan during a change, so files change in the driver's order: a file is written aside and renamed into place, and a
+may scan during a change, so files change in the driver's order. A file is written aside and renamed into place, and a
 device's directory appears and disappears as a whole. The directory for this is below the machine's root (same file
 system), outside sys/ and dev/. The description is written last.
 """

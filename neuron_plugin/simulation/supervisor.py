@@ -130,22 +130,22 @@ class NodeFaults:
         Raises:
             Refusal: an unknown node or fault, or it is not possible now.
         """
-        name, what, deed = [*request.path.removeprefix(NODE_FAULTS_PATH).split("/"), "", ""][:3]
+        name, what, change = [*request.path.removeprefix(NODE_FAULTS_PATH).split("/"), "", ""][:3]
         async with self._one_by_one:
-            text = await self._befall(name, what, deed)
+            text = await self._change(name, what, change)
         return Response(200, msgspec.json.encode({"message": f"node {name}: {text}"}))
 
-    async def _befall(self, name: str, what: str, deed: str) -> str:
+    async def _change(self, name: str, what: str, change: str) -> str:
         node = self._cluster.nodes.get(name)
         if node is None:
             raise Refusal(404, f"no node of the playground is called {name}", name=name, kind="nodes")
-        if deed not in NODE_FAULTS.get(what, ()):
+        if change not in NODE_FAULTS.get(what, ()):
             raise Refusal(404, "the server could not find the requested resource")
-        if (deed != "back" and name in self._lost) or (deed == "back" and name not in self._lost):
+        if (change != "back" and name in self._lost) or (change == "back" and name not in self._lost):
             raise Refusal(409, f"node {name} is {'lost' if name in self._lost else 'not lost'}", name=name)
-        if what == "kubelet" and node.up is (deed == "start"):
+        if what == "kubelet" and node.up is (change == "start"):
             raise Refusal(409, f"the kubelet of node {name} {'runs' if node.up else 'does not run'}", name=name)
-        match deed:
+        match change:
             case "restart":
                 await node.stop_kubelet()
                 await node.start_kubelet()

@@ -126,10 +126,10 @@ def add_flags(parser: Parser) -> None:
     fault = add_command(actions, "fault", break_node, summary=summary)
     fault.add_argument("node", metavar="NODE", help="a node of the playground, such as trn1-1")
     kinds = add_faults(fault, break_node)
-    for what, deeds in NODE_FAULTS.items():
-        summary = f"the node's {what}, as a whole: {', '.join(deeds)}"
-        kind = add_command(kinds, what, _in_second_shell("befall_node"), summary=summary)
-        kind.add_argument("deed", choices=deeds)
+    for what, changes in NODE_FAULTS.items():
+        summary = f"the node's {what}, as a whole: {', '.join(changes)}"
+        kind = add_command(kinds, what, _in_second_shell("change_node"), summary=summary)
+        kind.add_argument("change", choices=changes)
     for action in (pods, fault):
         action.add_argument("--directory", metavar="DIR", type=Path, default=SUPPRESS, help=where)
 

@@ -48,7 +48,7 @@ from neuron_plugin.simulation.workloads import NoPodsError, WorkloadError, Workl
 from neuron_plugin.topology import catalogue
 from neuron_plugin.wording import named, plural
 
-BEFALL_SECONDS = 60.0
+CHANGE_SECONDS = 60.0
 """How long a fault of a whole node may take, such as a reboot."""
 PLACE_SECONDS = 30.0
 """How long to wait until a new pod has a node or is refused one."""
@@ -352,22 +352,21 @@ async def _told(api: KubernetesApi, pod: Pod, *reasons: str) -> str:
     return next((str(event["note"]) for event in reversed(about) if event.get("reason") in reasons), "")
 
 
-def befall_node(arguments: Namespace) -> None:
+def change_node(arguments: Namespace) -> None:
     """Make a fault of a whole node, or undo it.
 
     Raises:
         CommandError: an unknown node, or it is not possible now.
     """
     kubeconfig = _kubeconfig(arguments.directory)
-    path = f"{NODE_FAULTS_PATH}{arguments.node}/{arguments.what}/{arguments.deed}"
-    print(asyncio.run(_befall(kubeconfig, path)))
+    path = f"{NODE_FAULTS_PATH}{arguments.node}/{arguments.what}/{arguments.change}"
+
+    async def change() -> bytes:
+        async with _connected(kubeconfig) as api:
+            return await send(api, ApiRequest("POST", path, body={}), timeout_seconds=CHANGE_SECONDS)
+
+    print(msgspec.json.decode(asyncio.run(change()))["message"])
     print(f"  look: {program()} nodes --kubeconfig {kubeconfig}")
-
-
-async def _befall(kubeconfig: Path, path: str) -> str:
-    async with _connected(kubeconfig) as api:
-        body = await send(api, ApiRequest("POST", path, body={}), timeout_seconds=BEFALL_SECONDS)
-    return str(msgspec.json.decode(body)["message"])
 
 
 def break_node(arguments: Namespace) -> None:
