@@ -34,6 +34,13 @@ async def cluster() -> AsyncIterator[SimulatedCluster]:
             yield simulated
 
 
+async def test_a_plugin_that_ends_at_its_start_is_reported_at_once() -> None:
+    said = "node node-1: it has ended; the daemon's log ends with:\n(.*\n)*.*--no-such-flag"
+    with TemporaryDirectory(prefix="np-") as directory, pytest.raises(TimeoutError, match=said):
+        async with SimulatedCluster(Path(directory), {NODE_NAME: "inf2.xlarge"}, daemon_flags=("--no-such-flag",)):
+            pass
+
+
 async def placed(cluster: SimulatedCluster, name: str, resource: str, count: int) -> AdmittedPod:
     """Create a pod of one container, have it scheduled and admitted, and wait until the plugin is certain of it."""
     cluster.api.create_pod(pod_manifest(name, {"main": (Resource(resource), count)}))

@@ -431,6 +431,12 @@ def test_ctrl_c_ends_its_daemons_and_leaves_nothing_not_even_what_a_killed_playg
     assert not list(short_directory.iterdir())
 
 
+def test_what_a_killed_playground_left_is_not_waited_for(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / ".playground").touch()
+    shown = cli("playground", "run", "--directory", tmp_path, "--ask", "neuron=1")
+    assert (shown.status, f"no playground is up in {tmp_path}" in shown.err) == (Exit.FAILURE, True)
+
+
 def test_a_killed_playground_takes_its_daemons_with_it(short_directory: Path) -> None:
     directory = short_directory / "p"
     with Playground("--nodes", "trn1.2xlarge=1,cpu=1", directory=directory) as up:
