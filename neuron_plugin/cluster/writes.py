@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from neuron_plugin.allocation import PodReference
 from neuron_plugin.cluster.api import MERGE_PATCH, STRATEGIC_MERGE_PATCH, ApiRequest, JsonObject
 from neuron_plugin.cluster.objects import CONFIG_MAPS, HOLDER_URL_KEY, LEASES, NODES, Lease, ObjectReference
 from neuron_plugin.cluster.pods import PODS
@@ -51,6 +52,21 @@ def describe_pod(
 def read_pod(*, namespace: str, name: str) -> ApiRequest:
     """Read one pod from a quorum; decode with ``PODS.decode``."""
     return ApiRequest("GET", PODS.item(name, namespace))
+
+
+def bind_pod(pod: PodReference, node: str, annotations: Mapping[str, str]) -> ApiRequest:
+    """Bind a pod and annotate it, in the one transaction that the binding subresource is.
+
+    The server answers 404 if the pod is gone, 409 if it has another UID, is bound already (to whatever node), is being
+    deleted or is gated (``pkg/registry/core/pod/storage/storage.go``). Keys and sizes are *not* validated there.
+    """
+    body: JsonObject = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": pod.name, "namespace": pod.namespace, "uid": pod.uid, "annotations": dict(annotations)},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+    }
+    return ApiRequest("POST", f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/binding", body=body)
 
 
 def evict_pod(*, namespace: str, name: str, uid: str, dry_run: bool = False) -> ApiRequest:

@@ -36,12 +36,7 @@ from neuron_plugin.placement.device_hours import DeviceHours
 from neuron_plugin.placement.events import NodeEvents
 from neuron_plugin.placement.extender.binding import Binder
 from neuron_plugin.placement.extender.filter import LeadEnding, Leads
-from neuron_plugin.placement.extender.server import (
-    MOST_BODY_BYTES,
-    ExtenderService,
-    redirect_to_leader,
-    verb_routes,
-)
+from neuron_plugin.placement.extender.server import BODY_SECONDS, MOST_BODY_BYTES, VERBS, ExtenderService, verb_routes
 from neuron_plugin.placement.gates.placer import Placer
 from neuron_plugin.placement.gates.upkeep import Upkeep
 from neuron_plugin.placement.gates.webhook import application as webhook_application
@@ -55,6 +50,7 @@ from neuron_plugin.placement.leadership import (
     SYNCED,
     Leadership,
     Readiness,
+    redirect_to_leader,
 )
 from neuron_plugin.placement.metrics import ExtenderMetrics, device_seconds, state_metrics
 from neuron_plugin.placement.planner import Planner
@@ -331,7 +327,7 @@ class ExtenderDaemon:
         app = status_application(self, max_body_bytes=MOST_BODY_BYTES)
         app.add_routes(verb_routes(self.service))
         if self._election:
-            app.middlewares.append(redirect_to_leader(self._election))
+            app.middlewares.append(redirect_to_leader(self._election, VERBS, body_seconds=BODY_SECONDS))
         health_app = status_application(self)
         for pages in self._pages:
             routes = pages.routes(self.state, self._api, self.ready)

@@ -15,8 +15,7 @@ from neuron_plugin.cluster.api import ApiError, ApiRequest, UnreachableError, se
 from neuron_plugin.cluster.client import KubernetesApi
 from neuron_plugin.cluster.objects import HOLDER_URL_KEY, LEASES, NODES, Lease, ObjectReference
 from neuron_plugin.cluster.pods import PODS
-from neuron_plugin.cluster.writes import LeaseName
-from neuron_plugin.placement.extender.binding import bind_pod
+from neuron_plugin.cluster.writes import LeaseName, bind_pod
 from neuron_plugin.simulation import api_server_kinds as kinds
 from tests.support.api_server import Fault, Match, StandInApiServer
 

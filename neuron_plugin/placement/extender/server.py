@@ -13,17 +13,14 @@ logs the same facts: which nodes fit, which ids a bind chose, what is used on th
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections import Counter
-from http import HTTPStatus
 
 from aiohttp import web
-from aiohttp.typedefs import Handler, Middleware
 
 from neuron_plugin.allocation import NeuronPod, NodeInventory, PlacementStrategy, PodReference, PodUid
-from neuron_plugin.cluster import DecodeError, Election
+from neuron_plugin.cluster import DecodeError
 from neuron_plugin.cluster.pods import PODS, neuron_pod
 from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.extender import wire
@@ -248,33 +245,3 @@ async def _body(request: web.Request, body_seconds: float) -> bytes:
         raise WireError(f"the body did not arrive within {body_seconds:g} s") from None
     except ConnectionError as error:
         raise WireError(f"the caller broke off in its body: {error}") from None
-
-
-def redirect_to_leader(election: Election, *, body_seconds: float = BODY_SECONDS) -> Middleware:
-    """Send the scheduler on to the leader, whose URL stands in the Lease, while this replica does not lead.
-
-    So all replicas can stand behind one ordinary Service. Go's ``net/http``, kube-scheduler's client, follows a 307
-    with the same verb, body and client certificate. It checks the server by the name that its configuration gives.
-    Nothing rests on it: a replica that no longer leads refuses, and the scheduler tries again.
-
-    A standby also ends the connection behind its answer. Of those kube-scheduler keeps two, and uses them for as long
-    as they work, so it would be redirected for ever. Now it dials the Service again until it has the leader itself.
-    Pages for people (GET) are as good from a standby.
-    """
-
-    @web.middleware
-    async def redirect(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path.rpartition("/")[2] not in VERBS or election.leading:
-            return await handler(request)
-        if not (url := election.leader_url):
-            answer = await handler(request)
-        else:
-            # A client that is still sending may not read an answer: take the body in first, under the usual limits.
-            with contextlib.suppress(TimeoutError, ConnectionError, web.HTTPRequestEntityTooLarge):
-                async with asyncio.timeout(body_seconds):
-                    await request.read()
-            answer = web.Response(status=HTTPStatus.TEMPORARY_REDIRECT, headers={"Location": url + request.path_qs})
-        answer.force_close()
-        return answer
-
-    return redirect
