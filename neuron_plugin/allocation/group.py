@@ -30,14 +30,19 @@ class TopologyWish:
 NO_WISH = TopologyWish()
 
 
+def is_replica(group: GroupName) -> bool:
+    """Whether a group is one replica of a LeaderWorkerSet: the set, ``/`` and the replica's index are its name."""
+    return "/" in group[1]
+
+
 @dataclass(frozen=True, slots=True)
 class GroupMember:
     """What a pod says of its group.
 
     ``size`` is how many pods the group has, 0 where the pod does not say. ``rank`` orders the pods, as the index of
     their framework does; None where no index is known. ``leads``: the others are made once this pod runs or is placed.
-    ``unreadable`` says what of its wish cannot be read. ``leader_worker_set`` is the name of the LeaderWorkerSet whose
-    replica the group is. ``host`` is the DNS name that a Service gives the pod, empty without one.
+    ``unreadable`` says what of its wish cannot be read. ``leader_worker_set`` is the name of the LeaderWorkerSet that
+    the pod is of. ``host`` is the DNS name that a Service gives the pod, empty without one.
     ``sets_ultraserver``: a container sets some variable of UltraServers itself. ``spares`` is how many nodes are kept
     for pods of the group that are lost. ``preflight``: the group's places are to be checked before it starts.
     """
@@ -63,6 +68,11 @@ def spare_key(group: GroupName, number: int) -> str:
 def rank_key(group: GroupName, rank: tuple[int, ...]) -> str:
     """The name of a rank of a group; it differs from every pod's UID."""
     return f"{'/'.join(group)}#{rank_text(rank)}"
+
+
+def is_key_of(group: GroupName, name: str) -> bool:
+    """Whether a name is that of a rank or of a spare node of a group."""
+    return name.startswith(f"{'/'.join(group)}#")
 
 
 def rank_text(rank: tuple[int, ...]) -> str:

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import NewType, Protocol
 
 from neuron_plugin.allocation.claims import PodClaim
-from neuron_plugin.allocation.group import GroupMember, GroupName, rank_key, spare_key
+from neuron_plugin.allocation.group import GroupMember, GroupName, is_replica, rank_key, spare_key
 from neuron_plugin.allocation.keys import DEVICE_NAME_KEY, GATE, MOVABLE_KEY, PLACEMENT_KEY
 from neuron_plugin.allocation.node_rules import NO_LABELS, PlacedPod, PodLabels, PodRules
 from neuron_plugin.allocation.placement import Assignment
@@ -276,7 +276,7 @@ def current_members(pods: Iterable[NeuronPod]) -> list[NeuronPod]:
     there; they were made before its leader.
     """
     members = [pod for pod in pods if not pod.terminating]
-    leaders = [pod.created for pod in members if pod.member and pod.member.leader_worker_set and pod.member.leads]
+    leaders = [pod.created for pod in members if pod.member and is_replica(pod.member.group) and pod.member.leads]
     since = max(leaders, default=0.0)
     return [pod for pod in members if pod.created >= since]
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from neuron_plugin.allocation import Rejection
-from neuron_plugin.allocation.group import NO_WISH, GroupMember, GroupName, TopologyWish
+from neuron_plugin.allocation.group import NO_WISH, GroupMember, GroupName, TopologyWish, is_replica
 from neuron_plugin.allocation.keys import (
     GROUP_KEY,
     GROUP_SIZE_KEY,
@@ -30,7 +30,7 @@ _KUEUE = "kueue.x-k8s.io/"
 _KUBEFLOW = "training.kubeflow.org/"
 _JOBSET = "jobset.sigs.k8s.io/"
 JOBSET_EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
-_LWS_EXCLUSIVE = f"{_LWS}exclusive-topology"
+LWS_EXCLUSIVE = f"{_LWS}exclusive-topology"
 """Annotations with the node label whose domain a Job, or a replica, has for itself; its other pods are made where its
 first pod is."""
 _COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
@@ -51,17 +51,20 @@ def group_member(
     """Which group a pod is one of, and what it says of it; None if it is placed by itself.
 
     ``pod_group`` is the PodGroup of its spec. The pods of one replica of a LeaderWorkerSet are a group without a word
-    of ours. So is a pod group of Kueue, unless its pods serve one by one.
+    of ours, and also where our annotation in its template gives the size of a replica: all replicas have one template.
+    So is a pod group of Kueue, unless its pods serve one by one.
     """
     said = {**labels, **annotations}
-    name, size, lws = "", 0, ""
+    name, size, lws = "", 0, labels.get(f"{_LWS}name", "")
     leads = labels.get(f"{_LWS}worker-index") == "0"
+    own, own_size = said.get(GROUP_KEY, ""), _number(said.get(GROUP_SIZE_KEY, ""), _SIZE) or 0
+    replica_size = _number(annotations.get(f"{_LWS}size", ""), _SIZE) or 0
     if pod_group:
         name = pod_group
-    elif own := said.get(GROUP_KEY, ""):
-        name, size = own, _number(said.get(GROUP_SIZE_KEY, ""), _SIZE) or 0
-    elif (lws := labels.get(f"{_LWS}name", "")) and (index := labels.get(f"{_LWS}group-index", "")):
-        name, size = f"{lws}/{index}", _number(annotations.get(f"{_LWS}size", ""), _SIZE) or 0
+    elif lws and (index := labels.get(f"{_LWS}group-index", "")) and (not own or own_size == replica_size):
+        name, size = f"{lws}/{index}", replica_size
+    elif own:
+        name, size = own, own_size
     elif (kueue := said.get(f"{_KUEUE}pod-group-name", "")) and not _serves(said):
         name, size = kueue, _number(annotations.get(f"{_KUEUE}pod-group-total-count", ""), _SIZE) or 0
     checked = annotations.get(PREFLIGHT_KEY, "").strip()
@@ -69,11 +72,11 @@ def group_member(
         odd = _unreadable(PREFLIGHT_KEY, checked, "a pod of a group") if checked else None
         return GroupMember((namespace, ""), unreadable=odd) if odd else None
     leads |= JOBSET_EXCLUSIVE in annotations and annotations.get(_COMPLETION_INDEX) == "0"
-    exclusive = annotations.get(_LWS_EXCLUSIVE, "") if lws else ""
+    group: GroupName = namespace, name
+    exclusive = annotations.get(LWS_EXCLUSIVE, "") if is_replica(group) else ""
     if said.get(f"{_JOBSET}global-replicas", "") == "1":
         exclusive = annotations.get(JOBSET_EXCLUSIVE, "")  # of several Jobs each has a domain of its own
     leads |= owner_kind == "StatefulSet" and labels.get(_POD_INDEX) == "0"
-    group: GroupName = namespace, name
     wish = topology_wish(annotations)
     readable, unreadable = (NO_WISH, wish) if isinstance(wish, Rejection) else (wish, None)
     text = annotations.get(SPARES_KEY, "").strip()
@@ -83,7 +86,7 @@ def group_member(
         unreadable = _unreadable(PREFLIGHT_KEY, checked, "group")
     if exclusive and readable == NO_WISH:
         readable = TopologyWish(required=exclusive)
-    rank = _rank(said, several=not lws)
+    rank = _rank(said, several=not is_replica(group))
     return GroupMember(group, size, rank, leads, readable, unreadable, lws, spares=spares or 0, preflight=bool(checked))
 
 

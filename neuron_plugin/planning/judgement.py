@@ -342,7 +342,7 @@ def _judge_group(
             return {pod.uid: Judgement(pod, Standing.GROUP, sentence=text) for pod in waiting}
         if (template := cluster.templates[group]) is None:
             return {leader.uid: judge(scene, leader, now=now)}  # the others are made once it is placed, on any node
-        waiting = [leader, *members_to_come(template, leader, members, least)]
+        waiting += members_to_come(template, leader, members, least)
         missing = len(waiting)
     placed = place_group(scene, waiting, least=missing, wish=cluster.wish_of(first), anchors=anchors_of(scene, group))
     if isinstance(placed, GroupPlan):

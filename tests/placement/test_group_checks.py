@@ -14,7 +14,7 @@ import pytest
 
 from neuron_plugin.allocation.keys import GATE, GROUP_KEY, GROUP_SIZE_KEY, NODE_KEY, PREFLIGHT_KEY, RANK_KEY
 from neuron_plugin.allocation.preflight import CheckScope, Preflight, PreflightState, write_preflight
-from neuron_plugin.cluster import KubernetesApi
+from neuron_plugin.cluster import ApiServer, KubernetesApi
 from neuron_plugin.cluster.pods import PODS as POD_RECORDS
 from neuron_plugin.placement.check_pods import group_standings
 from neuron_plugin.placement.check_steps import running_text
@@ -46,7 +46,7 @@ BROKEN = "slow\ndevice=3"
 class Ring(GatesBench):
     """Pods of a group, and one replica that checks them; ``nodes`` a, b, ... are whole Trn1 each."""
 
-    def __init__(self, server: StandInApiServer, api: KubernetesApi, settings: PreflightSettings = SETTINGS) -> None:
+    def __init__(self, server: StandInApiServer, api: ApiServer, settings: PreflightSettings = SETTINGS) -> None:
         super().__init__(server, api, None)
         self.lead(settings)
 

@@ -139,7 +139,9 @@ class ExtenderService:
         if self._leads.in_vain(pod.uid):
             scores = [HIGHEST_SCORE] * len(names)
         else:
-            scores = score_nodes(self._state, pod.requests, names, strategy, alone=not pod.rules.prefers_nodes)
+            unwilling = self._state.choices.unwilling(pod.rules)
+            is_choosy = pod.rules.prefers_nodes or not unwilling.isdisjoint(names)
+            scores = score_nodes(self._state, pod.requests, names, strategy, alone=not is_choosy)
         best = scores.count(max(scores, default=0))
         return wire.encode_scores(names, scores), fields | {"nodes": len(scores), "best": best}
 
