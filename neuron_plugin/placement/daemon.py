@@ -25,13 +25,14 @@ from prometheus_client import Metric
 
 from neuron_plugin.allocation.keys import PREFLIGHT_KEY
 from neuron_plugin.allocation.preflight import CheckScope
-from neuron_plugin.backoff import CLOCK, keep_running
+from neuron_plugin.backoff import CLOCK, every, keep_running
+from neuron_plugin.build import build
 from neuron_plugin.cluster import ApiServer, Election, LeaseName
 from neuron_plugin.cluster.leases import LEADER_LEASE, Terms
 from neuron_plugin.decision_log import DecisionLog, decisions_document
 from neuron_plugin.http_server import ProbeAnswer, serving, status_application
 from neuron_plugin.placement.claims import ClaimWriter
-from neuron_plugin.placement.context import Context, Times, every
+from neuron_plugin.placement.context import Context, Times
 from neuron_plugin.placement.device_hours import DeviceHours
 from neuron_plugin.placement.events import NodeEvents
 from neuron_plugin.placement.extender.binding import Binder
@@ -52,7 +53,7 @@ from neuron_plugin.placement.leadership import (
     Readiness,
     redirect_to_leader,
 )
-from neuron_plugin.placement.metrics import ExtenderMetrics, device_seconds, state_metrics
+from neuron_plugin.placement.metrics import METRICS, device_seconds, new_counts, state_samples
 from neuron_plugin.placement.planner import Planner
 from neuron_plugin.placement.preflight import PreflightChecks
 from neuron_plugin.placement.room import Room
@@ -142,7 +143,7 @@ class ExtenderDaemon:
             preferences=settings.preferences,
             levels=settings.topology_levels,
         )
-        self._metrics = ExtenderMetrics()
+        self._metrics = new_counts()
         self._informers = Informers(
             api,
             self.state,
@@ -156,8 +157,8 @@ class ExtenderDaemon:
         if settings.preflight.pod:
             checked = CheckScope(settings.lease_namespace, groups=settings.preflight.checks_groups, claims=by_claims)
         self.state.check(checked)
-        says = {PREFLIGHT_KEY: checked.text}
-        lease = LeaseName(settings.lease_namespace, LEADER_LEASE, identity, url=settings.url, says=says)
+        annotations = {PREFLIGHT_KEY: checked.text}
+        lease = LeaseName(settings.lease_namespace, LEADER_LEASE, identity, url=settings.url, annotations=annotations)
         self._leadership = Leadership(
             self.ready,
             self._informers,
@@ -282,12 +283,8 @@ class ExtenderDaemon:
     def collect(self) -> Iterable[Metric]:
         """Every metric family; called in a scrape's thread."""
         leading = not self.ready.conditions[CONDITION]
-        yield from self._metrics.registry.collect()
-        if self._device_hours:
-            yield device_seconds(self._device_hours.written if leading else {})
-        for pages in self._pages:
-            yield from pages.metrics(self.state, leading=leading)
-        yield from state_metrics(
+        written = self._device_hours.written if self._device_hours and leading else {}
+        samples = state_samples(
             self.state,
             leading=leading,
             ages=self._informers.ages(),
@@ -297,6 +294,13 @@ class ExtenderDaemon:
             now=CLOCK.now(),
             unix_now=time.time(),
         )
+        samples |= {
+            "plugin_build_info": {tuple(build()): 1},
+            "device_seconds_total": device_seconds(written),
+        }
+        yield from METRICS.families(self._metrics.samples() | samples)
+        for pages in self._pages:
+            yield from pages.metrics(self.state, leading=leading)
 
     def decisions(self) -> bytes:
         """The latest binds and other decisions; encoded now, in a thread, in about 10 ms."""

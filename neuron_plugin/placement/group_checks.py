@@ -271,7 +271,7 @@ class GroupChecks:
             case CheckEnd.PASSED:
                 _log.info("group has passed its pre-flight check", extra={"group": "/".join(group)})
                 self._allow_placing(check)
-                self._context.metrics.group_checks.labels("passed").inc()
+                self._context.metrics.add("preflight_group_checks_total", "passed")
             case CheckEnd.FAILED:
                 self._has_failed(group, verdict.blamed, now)
             case CheckEnd.NOT_RUN:
@@ -303,7 +303,7 @@ class GroupChecks:
     def _has_failed(self, group: GroupName, blamed: Sequence[CheckPod], now: float) -> None:
         until = now + self._rules.retry if self._rules.retry else inf
         self._avoided[group] |= dict.fromkeys((pod.node for pod in blamed), until)
-        self._context.metrics.group_checks.labels("failed").inc()
+        self._context.metrics.add("preflight_group_checks_total", "failed")
         texts = [f"{pod.node} ({_text_of(pod)})" for pod in blamed]
         spell = f"for {self._rules.retry:g} s" if self._rules.retry else "from now on"
         note = (
@@ -317,7 +317,7 @@ class GroupChecks:
     def _cannot_run(self, group: GroupName, why: str) -> bool:
         """Place the group unchecked, or let it wait for another try; gives whether it waits."""
         closes, retry = self._rules.closes, self._rules.retry
-        self._context.metrics.group_checks.labels("unable").inc()
+        self._context.metrics.add("preflight_group_checks_total", "unable")
         after = f"It is tried again after {retry:g} s" if retry else "It is not tried again"
         effect = f"The group waits. {after}" if closes else "The group is placed unchecked"
         self._say(group, PreflightState.UNABLE, f"The pre-flight check of group {group[1]} cannot run: {why}. {effect}")

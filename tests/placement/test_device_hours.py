@@ -93,8 +93,8 @@ def seconds_of(amounts: DeviceTime) -> dict[tuple[str, str], float]:
 
 
 def shown(replica: DeviceHours) -> dict[tuple[str, str], float]:
-    samples = device_seconds(replica.written).samples
-    return {(sample.labels["workload"], sample.labels["state"]): sample.value for sample in samples}
+    seconds = device_seconds(replica.written)
+    return {(share.workload, share.state): seconds[share] for share in replica.written}
 
 
 def adds_up(account: Account, devices: int = 6) -> bool:

@@ -189,7 +189,7 @@ async def test_a_group_starts_once_a_pod_has_passed_at_each_of_its_places(ring: 
     asked = len(ring.server.requests)
     await ring.checks.look()
     assert len(ring.server.requests) == asked, "nothing is asked where nothing is checked"
-    assert ring.metrics.registry.get_sample_value("neuron_preflight_group_checks_total", {"result": "passed"}) == 1
+    assert ring.metrics["preflight_group_checks_total"].get(("passed",)) == 1
 
 
 def rank(pod: AnyJson) -> int:

@@ -24,7 +24,7 @@ from neuron_plugin.placement.context import Context, Times
 from neuron_plugin.placement.daemon import ControllerTimes
 from neuron_plugin.placement.informers import survey
 from neuron_plugin.placement.leadership import CONDITION, Readiness
-from neuron_plugin.placement.metrics import state_metrics
+from neuron_plugin.placement.metrics import state_samples
 from neuron_plugin.placement.preflight import PreflightChecks, give_devices
 from neuron_plugin.placement.settings import GroupPreflight, OnUnable, PreflightSettings
 from neuron_plugin.placement.writer import Attempt, Outcome, Writer
@@ -360,12 +360,11 @@ async def test_what_a_user_labels_as_a_check_elsewhere_is_a_users_pod(life: Life
     assert life.record("n0") is None
 
 
-def metric(life: Life) -> dict[str, float]:
-    families = state_metrics(
+def metric(life: Life) -> dict[str, object]:
+    samples = state_samples(
         life.world.state, leading=True, ages={}, unseen=0, under_way=0, endings={}, now=0.0, unix_now=0.0
     )
-    (family,) = (family for family in families if family.name == "neuron_preflight_nodes")
-    return {sample.labels["state"]: sample.value for sample in family.samples}
+    return {state: value for (state,), value in samples["preflight_nodes"].items()}
 
 
 def test_nodes_are_not_checked_by_default_and_what_was_written_once_closes_nothing(world: World) -> None:

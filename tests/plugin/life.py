@@ -77,12 +77,12 @@ class Plugin:
         }
         jobs = {
             "serve": self._serve,
-            "publish": self.daemon.publish_changes,
-            "turns": self.daemon.take_turns,
-            "pod resources": self.daemon.kubelet.ask_about_pods,
+            "publish": self.daemon.jobs["publish"],
+            "turns": self.daemon.jobs["turns"],
+            "pod resources": self.daemon.jobs["pod resources"],
         }
         if cluster := self.daemon.cluster:
-            jobs["list"] = cluster.ask_about_pods
+            jobs["list"] = self.daemon.jobs["pods"]
             jobs["pods"] = partial(follow_pods, life.api, cluster.pods, life.chance)
             jobs["writes"] = partial(cluster.publisher.queue.run, life.api)
         self._tasks = [asyncio.create_task(job(), name=name) for name, job in jobs.items()]

@@ -22,7 +22,7 @@ from neuron_plugin.cluster.claims import RESOURCE_CLAIMS as DECODED
 from neuron_plugin.cluster.claims import neuron_claim
 from neuron_plugin.kubelet.dra_service import ClaimReference
 from neuron_plugin.plugin.claims import ClaimPreparer, ClaimSource
-from neuron_plugin.plugin.counters import Counters
+from neuron_plugin.plugin.metrics import new_counts
 from neuron_plugin.plugin.node import LocalNode, NodeOptions
 from neuron_plugin.plugin.pod_watch import ClaimWatch, PodWatch
 from neuron_plugin.plugin.settings import Mode, Numbering, PluginSettings
@@ -77,11 +77,11 @@ class Plugin:
         loop = asyncio.get_running_loop()
         self.node = LocalNode(life.kubelet.file, life, NodeOptions(()), loop.time, life.kubelet.claims_file)
         settings = PluginSettings(node_name=NODE, mode=Mode.DRA, cdi_dir=life.directory, numbering=Numbering.HOST)
-        counters = Counters()
-        self.pods = PodWatch(self.node, NODE, "", settings.decision_deadline_seconds, counters, connect_seconds=1.0)
+        counts = new_counts()
+        self.pods = PodWatch(self.node, NODE, "", settings.decision_deadline_seconds, counts, connect_seconds=1.0)
         self.claims = ClaimWatch(self.node, DRA_DRIVER)
         source = ClaimSource(self.claims.read_claim, self.pods.list_pods)
-        self.preparer = ClaimPreparer(self.node, settings, source, counters)
+        self.preparer = ClaimPreparer(self.node, settings, source, counts)
         self.calls: dict[asyncio.Task[Any], None] = {}
         self.node.disabled_known.clear()
         self.node.see_inventory(_MACHINE)

@@ -123,7 +123,7 @@ class ExtenderService:
         filtered = filter_nodes(self._state, pod, args.names)
         texts: Counter[str] = Counter()
         for rejection, names in filtered.rejected.items():
-            self._metrics.rejected_nodes.labels(rejection.code).inc(len(names))
+            self._metrics.add("extender_refused_nodes_total", rejection.code, count=len(names))
             texts[rejection.text] += len(names)
         failed, unresolvable = filtered.texts(may_pass=True), filtered.texts(may_pass=False)
         fields |= {"nodes": len(filtered.passed) + texts.total(), "passed": len(filtered.passed)}
@@ -168,7 +168,7 @@ class ExtenderService:
             return self.failed("bind", error, started)
         pod = PodReference(PodUid(args.uid), args.namespace, args.name)
         outcome = await self._binder.bind(pod, args.node)
-        self._metrics.binds.labels(outcome.ending.value).inc()
+        self._metrics.add("extender_binds_total", outcome.ending.value)
         fields: _Fields = {"pod": str(pod), "uid": pod.uid, "node": args.node, "result": outcome.ending.value}
         fields |= {**outcome.annotations, **({"error": outcome.error} if outcome.error else {})}
         info = self._state.nodes.get(args.node)
@@ -196,8 +196,8 @@ class ExtenderService:
     def _measure(self, verb: str, started: float, *, ok: bool) -> int:
         """Count an answered verb; gives its duration in microseconds."""
         seconds = time.perf_counter() - started
-        self._metrics.verb_seconds.labels(verb).observe(seconds)
-        self._metrics.verbs.labels(verb, "ok" if ok else "error").inc()
+        self._metrics.observe("extender_verb_seconds", verb, seconds=seconds)
+        self._metrics.add("extender_verbs_total", verb, "ok" if ok else "error")
         return round(seconds * 1e6)
 
     def _read(self, body: bytes, uid: str) -> tuple[NeuronPod, _Fields]:

@@ -531,7 +531,7 @@ class Placer:
 
     async def _say_released(self, pod: NeuronPod, reason: str) -> None:
         self._state.history.released[pod.uid] = reason
-        self._context.metrics.released_plainly.inc()
+        self._context.metrics.add("extender_released_plainly_total")
         _log.info("pod released without a place", extra={"pod": str(pod.reference), "uid": pod.uid, "reason": reason})
         among = " Nodes without a linked set are left out." if pod.uid in self._state.roaming else ""
         chosen = "node, the plugin the devices" if pod.request else "node"
