@@ -24,7 +24,7 @@ from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.machine import Machine
 from neuron_plugin.plugin.settings import Numbering, PluginSettings
 from neuron_plugin.plugin.settle import is_explained
-from neuron_plugin.simulation import AllocationError
+from neuron_plugin.simulation.kubelet_device_manager import AllocationError
 from neuron_plugin.topology import CoreMask, Geometry, Unit, catalogue, valid_sets
 from tests.plugin.life_cluster import AnyLife, LifePod, State, Violation, follow_pods, mirror_of, physical
 from tests.plugin.life_kubelet import Connection, Kubelet, RefusedError
