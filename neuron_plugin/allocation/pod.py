@@ -122,7 +122,7 @@ class PodLife:
 NO_LIFE = PodLife()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class NeuronPod:
     """The parts of a pod that decisions depend on: its request, node, assignment and scheduling rules.
 
@@ -177,22 +177,22 @@ class NeuronPod:
     claims: tuple[PodClaim, ...] = ()
     life: PodLife = NO_LIFE
 
-    @cached_property
+    @property
     def uid(self) -> PodUid:
         """The pod's key in every table."""
         return self.reference.uid
 
-    @cached_property
+    @property
     def place(self) -> str:
         """The node that the pod is bound to or promised on; empty without one."""
         return self.node or self.promised
 
-    @cached_property
+    @property
     def requests(self) -> PodRequest:
         """The request; empty if it cannot be served."""
         return () if isinstance(self.request, Rejection) else self.request
 
-    @cached_property
+    @property
     def refusal(self) -> Rejection | None:
         """Why no node can serve the pod, whatever is free: request, constraint, group or strategy cannot be read."""
         constraints = self.requests[0].constraints if self.requests else None
