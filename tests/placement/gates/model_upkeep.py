@@ -46,8 +46,8 @@ class Lookout(Part):
         self.taken_back = 0
         self.avoided: dict[tuple[Replica, int, str, str], float] = {}
         """By replica, its term, owner and node: since when pods of the owner keep off."""
-        self.let_go: dict[str, float] = {}
-        """By pod that was handed over without those nodes that have no linked set: when."""
+        self.let_go: dict[str, tuple[float, float]] = {}
+        """By pod that was handed over without those nodes that have no linked set: when, and since when who led."""
         self.given: set[str] = set()
         """Pods for which the plugin has chosen the devices, maybe of those that were promised to others."""
         self.changed: dict[str, float] = {}
@@ -72,7 +72,10 @@ class Lookout(Part):
     # What is let go without a node.
 
     def sent(self, replica: Replica, request: ApiRequest) -> None:
-        """A pod is handed over without any word about its node only where no open node has enough by count."""
+        """A pod is handed over without any word about its node only where no open node has enough by count.
+
+        Those that its scheduler has not found good lately do not count.
+        """
         body: Any = request.body or {}
         if request.method == "POST" and request.path.startswith(EVENTS.group):
             self.note_avoided(replica, body)
@@ -86,7 +89,9 @@ class Lookout(Part):
         open_nodes = [
             name
             for name, info in replica.state.nodes.items()
-            if not isinstance(info.capacity, Rejection) and self.has_enough(replica, pod, name)
+            if not isinstance(info.capacity, Rejection)
+            and name not in replica.state.avoided.get(pod.owner, {})
+            and self.has_enough(replica, pod, name)
         ]
         assert not open_nodes, f"{pod.reference} is handed over, and {open_nodes} have enough by count"
 
@@ -109,7 +114,7 @@ class Lookout(Part):
         body: Any = request.body or {}
         said = (body.get("metadata") or {}).get("annotations") or {}
         if request.method == "PATCH" and said.get(RELEASED_KEY) == "excluded":
-            self.let_go[before["metadata"]["uid"]] = self.model.now
+            self.let_go[before["metadata"]["uid"]] = self.model.now, self.model.leads_from
         if request.method == "DELETE":
             self.take_back(before)
         is_eviction = target.subresource == "eviction" and "dryRun" not in str(request.body)
@@ -147,7 +152,8 @@ class Lookout(Part):
         """The plugin gives devices to a pod that came without any, of those that are not ``taken``.
 
         A pod that was let go without certain nodes has a linked set wherever its scheduler has sent it, unless a node
-        has lost devices since.
+        has lost devices since, or another leader has gone on with what was kept for groups. Of cores that is not so
+        here: no kubelet of the model counts fewer cores once their devices are taken.
         """
         pod = self.model.pods[name]
         node, uid = pod["spec"]["nodeName"], pod["metadata"]["uid"]
@@ -158,7 +164,9 @@ class Lookout(Part):
         free = TRN1.all_mask & ~sum(1 << core for core in taken)
         count = int(limits[resource.value])
         linked = next((mask for mask in valid_sets(TRN1, resource.unit, count) if not mask & ~free), None)
-        is_certain = uid in self.let_go and self.changed.get(node, 0.0) < self.let_go[uid] and not self.model.too_late
+        at, leads_from = self.let_go.get(uid, (0.0, -1.0))
+        is_certain = leads_from == self.model.leads_from and self.changed.get(node, 0.0) < at
+        is_certain &= resource is Resource.NEURON and not self.model.too_late
         assert linked or not is_certain, f"{name} came to {node}, where no linked set is left"
         ids = TRN1.ids_of(resource.unit, CoreMask(linked or free))[:count]
         if len(ids) < count:
