@@ -39,15 +39,13 @@ from neuron_plugin.cluster import ApiRequest, ApiResource, ApiServer, ClusterErr
 from neuron_plugin.cluster.api import PAGE_SECONDS, send
 from neuron_plugin.cluster.client import Source, connect
 from neuron_plugin.cluster.pods import PODS
-from neuron_plugin.monitor.look import look, read_leader
+from neuron_plugin.monitor.look import look
 from neuron_plugin.monitor.plan import PlanOptions, PlanReport, plan
 from neuron_plugin.monitor.views import NEURON_NODES, NEURON_PODS, NodeView, PodView, node_view, pod_view
-from neuron_plugin.placement.informers import Informers
+from neuron_plugin.placement.informers import Informers, read_leader
 from neuron_plugin.placement.state import ClusterState
-from neuron_plugin.topology import Catalogue
+from neuron_plugin.topology import Catalogue, product_names
 
-LEASES_SECONDS = 2.0
-"""The longest wait of the first view for the Leases."""
 LEADER_SECONDS = 2.0
 """Between two reads of the leader's reservations while nothing else changes."""
 SETTLE_SECONDS = 0.5
@@ -155,16 +153,14 @@ async def _from_api_server(
         reasons = (await plan(state, PlanOptions(most_victims=0))).why_waiting if pods else {}
         return views_of(state)._replace(reasons=reasons)
 
-    surveyed = await look(api, types, lease_namespace="" if watch else lease_namespace)
     if not watch:
-        yield await views(surveyed)
+        yield await views(await look(api, types, lease_namespace=lease_namespace))
         return
-    state = ClusterState()
+    state = ClusterState(products=product_names(types))
     informers = Informers(api, state, types, lease_namespace=lease_namespace)
+    await informers.list_once()
     running = asyncio.create_task(informers.run(), name="follow the API server")
     try:
-        await informers.synced()
-        await informers.leases_listed(LEASES_SECONDS)  # otherwise the first view would have no renewals
         seen = -1
         while True:
             if lease_namespace:

@@ -137,8 +137,10 @@ class Reflector(Generic[R, V]):
                     self._must_list = True
             await self._clock.sleep(self._wait_after(ended))
 
-    async def list_consistently(self, timeout_seconds: float) -> None:
+    async def list_consistently(self, timeout_seconds: float | None = None) -> None:
         """Bring ``values`` to the server's present state or a later one; works before and beside the watch.
+
+        Each page has a deadline of its own, and ``timeout_seconds`` is one for all of them, if given.
 
         Raises:
             UnreachableError: not done within ``timeout_seconds``.

@@ -32,9 +32,9 @@ from neuron_plugin.inspection.checks import CHECKS, examine
 from neuron_plugin.inspection.findings import Unknown, report_of
 from neuron_plugin.inspection.gathering import gather, gather_daemon, page_of
 from neuron_plugin.inspection.reports import machine_report, shown_machine, topology_report
+from neuron_plugin.monitor.look import look
 from neuron_plugin.monitor.views import node_view, pod_view
 from neuron_plugin.placement import ExtenderSettings
-from neuron_plugin.placement.informers import survey
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import as_yaml
 from neuron_plugin.topology import Catalogue
@@ -148,7 +148,7 @@ async def cluster_report(
     """
     gathered = BugReport()
     gathered.add("versions.json", versions())
-    state = await survey(api, types, lease_namespace=lease_namespace)
+    state = await look(api, types, lease_namespace=lease_namespace)
     views = [node_view(state, info) for info in state.nodes.values()]
     gathered.add("nodes.json", views)
     gathered.add("pods.json", [pod_view(state, pod) for pod in state.pods.values()])

@@ -16,6 +16,7 @@ from neuron_plugin.allocation.keys import GATE, GROUP_KEY, GROUP_SIZE_KEY, NODE_
 from neuron_plugin.allocation.preflight import CheckScope, Preflight, PreflightState, write_preflight
 from neuron_plugin.cluster import ApiServer, KubernetesApi
 from neuron_plugin.cluster.pods import PODS as POD_RECORDS
+from neuron_plugin.monitor.look import look
 from neuron_plugin.placement.check_pods import group_standings
 from neuron_plugin.placement.check_steps import running_text
 from neuron_plugin.placement.context import Times
@@ -23,7 +24,6 @@ from neuron_plugin.placement.daemon import ControllerTimes
 from neuron_plugin.placement.gates.placer import Placer
 from neuron_plugin.placement.gates.upkeep import Upkeep
 from neuron_plugin.placement.group_checks import GroupChecks
-from neuron_plugin.placement.informers import survey
 from neuron_plugin.placement.leadership import CONDITION
 from neuron_plugin.placement.settings import GroupPreflight, OnUnable, PreflightSettings
 from neuron_plugin.planning import Scene, judge_all
@@ -501,7 +501,7 @@ async def test_a_daemon_checks_a_group_and_commands_without_one_say_so(
     async with extender_on(api, settings, ControllerTimes(placing=Times(preflight=0.02, landing=0.1))) as extender:
         await extender.ready()
         await until(lambda: len(pods(NAMESPACE)) == 2)
-        seen = await survey(api, TYPES, lease_namespace=NAMESPACE, judge=False)
+        seen = await look(api, TYPES, lease_namespace=NAMESPACE, judge=False)
         waits = running_text(0, 2)
         assert {one.sentence for one in judge_all(Scene(seen.snapshot()), seen.waiting())} == {waits}
         for check in pods(NAMESPACE):

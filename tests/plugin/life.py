@@ -22,7 +22,7 @@ from neuron_plugin.allocation.pod import assigned_allocations, mask_union
 from neuron_plugin.allocation.requests import ContainerSpec, pod_request
 from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
-from neuron_plugin.simulation import AllocationError
+from neuron_plugin.simulation.kubelet_device_manager import AllocationError
 from neuron_plugin.topology import CoreMask, Unit, cores_in, valid_sets
 from tests.plugin.life_cluster import NODE, AnyLife, LifePod, State, Violation, mirror_of, physical
 from tests.plugin.life_kubelet import Kubelet, RefusedError
