@@ -43,6 +43,7 @@ class Lookout(Part):
         super().__init__(model)
         self.release_when_full = (None, "auto", 5.0)[seed % 3]
         self.has_autoscaler = seed % 2 == 1
+        self.open_since: dict[str, float] = {}
         self.taken_back = 0
         self.avoided: dict[tuple[Replica, int, str, str], float] = {}
         """By replica, its term, owner and node: since when pods of the owner keep off."""
@@ -69,6 +70,12 @@ class Lookout(Part):
         """Whether a plugin of the scheduler that nobody else knows keeps a pod off a node."""
         return name in {"b", "d"} and number_of(pod["metadata"]["name"]) % 3 == 0
 
+    def tick(self) -> None:
+        """Remember since when the leader sees each node open: it may have decided a moment before it sends."""
+        nodes = self.model.leader.state.nodes if self.model.leader else {}
+        is_open = [name for name, info in nodes.items() if not isinstance(info.capacity, Rejection)]
+        self.open_since = {name: self.open_since.get(name, self.model.now) for name in is_open}
+
     # What is let go without a node.
 
     def sent(self, replica: Replica, request: ApiRequest) -> None:
@@ -90,6 +97,7 @@ class Lookout(Part):
             name
             for name, info in replica.state.nodes.items()
             if not isinstance(info.capacity, Rejection)
+            and self.model.now - self.open_since.get(name, self.model.now) > TIMES.full
             and name not in replica.state.avoided.get(pod.owner, {})
             and self.has_enough(replica, pod, name)
         ]
