@@ -201,12 +201,13 @@ class ExtenderDaemon:
             context, self.binder, self._leads, answer=settings.answer, strategy=settings.placement
         )
         self._group_checks = GroupChecks(context, self._writer, settings.preflight, checked.namespace)
+        self._device_hours = DeviceHours(context, settings.lease_namespace) if settings.device_hours else None
+        accounts = [self._device_hours] if self._device_hours else []
         # The room comes last: it forgets the records it has read unless this replica leads soon.
-        self._leadership.successors = (self._writer, self._group_checks, self._room)
+        self._leadership.successors = (self._writer, self._group_checks, *accounts, self._room)
         self._placer = Placer(context, self._writer, self._room, self._group_checks)
         self._upkeep = Upkeep(context, self._writer, self._placer, release_when_full=settings.release_after)
         self._events = NodeEvents(context)
-        self._device_hours = DeviceHours(context, settings.lease_namespace) if settings.device_hours else None
         self._preflight = PreflightChecks(context, self._writer, settings.preflight, checked.namespace)
         self._planner = Planner(
             context,

@@ -226,6 +226,24 @@ async def test_a_pod_is_not_released_onto_a_node_that_has_not_passed_its_check(
     assert gated.gates("train") == ([GATE] if checked else [])
 
 
+async def test_a_pod_waits_for_the_bind_of_the_pod_that_it_wants_to_be_near_and_for_no_autoscaler(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    gated = GatesBench(server, api, release_when_full=3.0)
+    gated.labelled_node("a", zone="east")
+    term = {"labelSelector": {"matchLabels": {"app": "cache"}}, "topologyKey": "zone"}
+    near = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    gated.pod("cache", NEURON, 4, labels={"app": "cache"})
+    await gated.place_all()
+    gated.pod("web", NEURON, 4, spec={"affinity": near})
+    for _ in range(4):
+        await gated.look(after=3.0)
+    assert gated.gates("web") == [GATE], "an autoscaler's node would be of no use"
+    gated.bind("cache", "a")
+    await gated.place_all()
+    assert gated.place("web") == "a"
+
+
 async def test_an_autoscaler_is_not_taken_for_gone_while_the_server_cannot_answer(
     server: StandInApiServer, api: KubernetesApi
 ) -> None:
