@@ -262,7 +262,7 @@ class Upkeep:
     async def _delete(self, pod: NeuronPod, version: str) -> None:
         """Delete a pod as it was read; of a Job by an eviction, which its failure policy knows."""
         reference = pod.reference
-        request = evict_pod(namespace=reference.namespace, name=reference.name, uid=pod.uid)
+        request = evict_pod(namespace=reference.namespace, name=reference.name, uid=pod.uid, version=version)
         if pod.controller.startswith(_MADE_AGAIN):
             options: JsonObject = {"preconditions": {"uid": pod.uid, "resourceVersion": version}}
             request = ApiRequest("DELETE", PODS.item(reference.name, reference.namespace), body=options)
