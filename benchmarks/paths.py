@@ -39,8 +39,8 @@ from neuron_plugin.placement.leadership import Readiness
 from neuron_plugin.placement.room import Room
 from neuron_plugin.placement.writer import Writer
 from neuron_plugin.plugin.allocator import Allocator
-from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.inputs import NodePods
+from neuron_plugin.plugin.metrics import new_counts
 from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
@@ -121,7 +121,7 @@ async def plugin_paths(*, verbose: bool) -> None:
         settings = PluginSettings(node_name="node")
         service = DevicePluginService(
             NEURON.value,
-            Allocator(node, settings, None, Counters()),
+            Allocator(node, settings, None, new_counts()),
             node.advertisements[NEURON],
         )
         every = [str(one) for one in range(16)]

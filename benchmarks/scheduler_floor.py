@@ -18,8 +18,8 @@ from aiohttp import web
 from neuron_plugin.allocation import PodReference, PodUid
 from neuron_plugin.cluster.api import send
 from neuron_plugin.cluster.client import connect
+from neuron_plugin.cluster.writes import bind_pod
 from neuron_plugin.http_server import serving
-from neuron_plugin.placement.extender.binding import bind_pod
 
 ANNOTATIONS = {"benchmark/ids": "4,5,6,7", "benchmark/time": "1795400751830456525"}
 """About as long as an assignment, under names that nothing reads."""

@@ -22,14 +22,13 @@ import health_reference
 import msgspec
 
 from neuron_plugin.allocation.resources import ranges
-from neuron_plugin.build import build
 from neuron_plugin.cli.main import build_parser
-from neuron_plugin.monitor.use import use_metric
+from neuron_plugin.metrics import Table
+from neuron_plugin.monitor import use
 from neuron_plugin.placement import ExtenderSettings
-from neuron_plugin.placement.metrics import ExtenderMetrics, device_seconds, state_metrics
-from neuron_plugin.placement.state import ClusterState
+from neuron_plugin.placement import metrics as extender_metrics
+from neuron_plugin.plugin import metrics as plugin_metrics
 from neuron_plugin.plugin.settings import PluginSettings
-from neuron_plugin.plugin.status import METRICS, PREFIX
 from neuron_plugin.settings import ENVIRONMENT_PREFIX, as_text, description_of
 from neuron_plugin.topology import Geometry, Unit, catalogue, sets_by_count
 
@@ -147,16 +146,10 @@ def metrics() -> str:
         "# Metrics",
         METRICS_INTRODUCTION,
         "## The plugin",
-        _table(
-            ("metric", "type", "labels", "meaning"),
-            [
-                (f"`{PREFIX}{name}`", kind, ", ".join(labels) or "-", text)
-                for name, (kind, labels, text) in METRICS.items()
-            ],
-        ),
+        _metric_table(plugin_metrics.METRICS),
         HOLDERS,
         "## The extender",
-        _table(("metric", "type", "labels", "meaning"), sorted(_extender_metrics())),
+        _metric_table(extender_metrics.METRICS, use.METRICS),
     ]
     return "\n\n".join(parts)
 
@@ -273,21 +266,13 @@ def _nested(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser
                 yield from _nested(nested)
 
 
-def _extender_metrics() -> Iterator[tuple[str, str, str, str]]:
-    """Name, type, labels and meaning of every metric of the extender."""
-    registry = ExtenderMetrics().registry
-    own = [(next(iter(each.collect())), each) for each in registry._collector_to_names]  # noqa: SLF001 - the library tells labels of samples only
-    gauges = state_metrics(
-        ClusterState(), ages={}, unseen=0, under_way=0, leading=True, endings={}, now=0.0, unix_now=0.0
-    )
-    for family, labelled in (*own, *((family, family) for family in (use_metric([]), device_seconds({}), *gauges))):
-        suffix, kind = _EXPOSED.get(family.type, ("", family.type))
-        labels = build()._asdict() if family.type == "info" else labelled._labelnames  # noqa: SLF001 - as above
-        yield f"`{family.name}{suffix}`", kind, ", ".join(labels) or "-", family.documentation
-
-
-_EXPOSED = {"counter": ("_total", "counter"), "info": ("_info", "gauge")}
-"""Suffix and type in the text format, where they are not those of the library."""
+def _metric_table(*tables: Table) -> str:
+    rows = [
+        (f"`{table.prefix}{name}`", kind, ", ".join(labels) or "-", text)
+        for table in tables
+        for name, (kind, labels, text) in table.rows.items()
+    ]
+    return _table(("metric", "type", "labels", "meaning"), rows)
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

@@ -1,3 +1,3 @@
-"""AWS Neuron devices for Kubernetes: device plugin, scheduler extender, node-local CLI."""
+"""AWS Neuron devices for Kubernetes: device plugin, placement controller and commands."""
 
 __version__ = "0.1.0"

@@ -1,7 +1,7 @@
-"""The program ``neuron-plugin``: what runs first, before anything that takes long to import.
+"""The program ``neuron-plugin``: the code that runs before anything that takes long to import.
 
-From here on Ctrl-C ends a command at once, without a word. What leaves something behind that has to be cleaned up (the
-daemons, the demo, the playground) takes the signal over before it makes that.
+From here on Ctrl-C ends a command at once and silently. Commands that have to clean up (the daemons, the demo, the
+playground) install their own handler before they create anything.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import sys
 from typing import NoReturn
 
 _INTERRUPTED = 130
-"""As shells report it (128 + SIGINT); ``Exit.INTERRUPTED`` is not imported yet."""
+"""The status that shells report (128 + SIGINT); ``Exit.INTERRUPTED`` is not imported yet."""
 
 
 def entry() -> NoReturn:
-    """Run the command that the arguments name, and end with its status."""
-    # A KeyboardInterrupt would strike anywhere: in an import as a traceback, in that of a C extension as a crash.
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else the shell lets it be ignored
+    """Run the command in the arguments, and end with its status."""
+    # A KeyboardInterrupt may occur anywhere: during an import it gives a traceback, in a C extension a crash.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # otherwise the shell ignores it
         signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
     from neuron_plugin.cli.main import main
 

@@ -1,7 +1,7 @@
-"""Waiting: the clock, chance, and how long to wait before trying again.
+"""Waiting: the clock, chance, what is looked at again and again, and how long to wait before trying again.
 
-Waits are exponential, jittered and bounded, by one rule for everything that is tried again. The jitter is there so
-that a thousand nodes that lost their API server at the same moment do not all come back at the same moment.
+All retries wait by one rule: exponentially, bounded and with jitter. With the jitter, a thousand nodes that lose their
+API server at one moment do not all come back at one moment.
 """
 
 from __future__ import annotations
@@ -12,21 +12,25 @@ import random
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import NoReturn
 
 logger = logging.getLogger(__name__)
 
 LONGEST_PAUSE_SECONDS = 60.0
 """Between two starts of a job that fails."""
+NEVER = float("inf")
+"""In place of seconds: only an event is a reason to look."""
 
 steady_seconds: Callable[[], float] = (
     partial(time.clock_gettime, time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic
 )
 """Seconds that only go forward, also while the machine sleeps.
 
-Linux's monotonic clock stands still in a suspended machine: a leader that was put to sleep would wake up with its term
-unspent, long after another has taken over.
+Linux's monotonic clock stops while a machine is suspended: a resumed leader would still believe in its term, long after
+another has taken over.
 """
 
 
@@ -40,7 +44,7 @@ class Clock:
 
 
 CLOCK = Clock()
-"""The real one."""
+"""The real clock."""
 
 
 class Backoff:
@@ -66,11 +70,32 @@ class Backoff:
         self._delay_seconds = self._first_seconds
 
 
+async def every(
+    seconds: float | Callable[[], float],
+    look: Callable[[], Awaitable[None] | None],
+    woken: asyncio.Event | None = None,
+) -> NoReturn:
+    """Look, and again after ``seconds`` or once ``woken`` is set, until cancelled.
+
+    This is the frame of a watcher in both daemons. ``woken`` is cleared before each look, so no news is lost. A
+    function in place of ``seconds`` is asked after each look.
+    """
+    woken = woken or asyncio.Event()
+    while True:
+        woken.clear()
+        if (looking := look()) is not None:
+            await looking
+        pause = seconds() if callable(seconds) else seconds
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if pause == NEVER else pause):
+                await woken.wait()
+
+
 async def keep_running(name: str, job: Callable[[], Awaitable[None]], *, clock: Clock = CLOCK) -> None:
     """Run ``job`` until it returns; after an error of any kind log it, wait and run it again.
 
-    One job's unforeseen error must not end its daemon. The wait grows with each error, and begins at a
-    second again once the job has run for longer than the longest.
+    An unforeseen error of one job must not end its daemon. The wait grows with each error, and is one second again once
+    the job has run for longer than the longest wait.
     """
     loop = asyncio.get_running_loop()
     backoff = Backoff(clock.chance, first_seconds=1.0, longest_seconds=LONGEST_PAUSE_SECONDS)

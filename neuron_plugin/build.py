@@ -1,7 +1,7 @@
-"""Which build this is, for issue reports, logs and a fleet's metrics.
+"""The version of this build, for issue reports, logs and metrics.
 
-gRPC's version is read off the name of its installed metadata: importing it takes a tenth of a second, and the library
-that reads metadata two megabytes on every node.
+gRPC's version is read from the name of its installed metadata: importing gRPC takes a tenth of a second, and the
+library for metadata takes two megabytes on every node.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UNKNOWN = "unknown"
 
 
 class Build(NamedTuple):
-    """One build; ``revision`` is the git commit that the image was made from, ``unknown`` where it is not recorded."""
+    """One build; ``revision`` is the git commit that the image was made from, ``unknown`` if it is not recorded."""
 
     version: str
     revision: str
@@ -31,7 +31,7 @@ class Build(NamedTuple):
 
 @cache
 def build() -> Build:
-    """This build. gRPC is found by the name that wheels are installed under, such as ``grpcio-1.85.1.dist-info``."""
+    """This build. gRPC's version is in the name of its installed directory, such as ``grpcio-1.85.1.dist-info``."""
     revision = REVISION_FILE.read_text(encoding="utf-8").strip() if REVISION_FILE.exists() else ""
     installed = (path.stem for place in sys.path for path in Path(place).glob("grpcio-*.dist-info"))
     grpc = next(installed, "").rpartition("-")[2]

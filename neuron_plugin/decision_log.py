@@ -1,8 +1,7 @@
-"""What was decided lately on a node or for a pod, kept so that it can be explained.
+"""The latest decisions on a node or for pods, kept to be explained.
 
-A decision leaves no time to explain: a container waits for the answer. So an entry keeps only references to immutable
-values, which costs about a microsecond. What else could have been chosen, and at what cost, is worked out when somebody
-asks. The same functions that decide are asked then, so an explanation is the decision's own.
+While a decision is made, a container waits. So an entry keeps only references to immutable values, which takes about a
+microsecond. The alternatives and their costs are computed on request, by the same functions that decide.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from neuron_plugin.topology import NO_CORES, Geometry
 REMEMBERED = 300
 """Entries kept, some 100 KB: on a busy node about the last hundred pods."""
 MOST_CANDIDATES = 5
-"""Candidates shown of one entry, the best ones; how many there were is shown, too."""
+"""Shown candidates of one entry, the best ones; the number of all is shown, too."""
 
 
 class Step(enum.StrEnum):
-    """Which part of a pod's way an entry is about."""
+    """The step of a pod that an entry is about."""
 
     PREFERRED = "preferred"
     """The kubelet asked which ids to take (GetPreferredAllocation)."""
     ALLOCATED = "allocated"
     REFUSED = "refused"
     CORRECTED = "corrected"
-    """The kubelet gave the pod other ids than were decided, and the pod's annotation says so now."""
+    """The kubelet gave the pod other ids than decided, and the pod's annotation was corrected."""
     BOUND = "bound"
     """The extender has written a node and a set on the pod."""
     EVICTED = "evicted"
@@ -43,9 +42,9 @@ class Step(enum.StrEnum):
 class LoggedDecision(NamedTuple):  # not a frozen dataclass: those take four times as long to make, in every Allocate
     """One decision.
 
-    ``chosen`` are the cores of the set, or of the ids that were refused; ``reason`` says why them. ``offered`` and
-    ``must_include`` are the cores the caller allowed and demanded, where it did. ``usable`` gives the cores that the
-    choice could be made from; it has to be a function of immutable values, because it is asked later.
+    ``chosen`` are the cores of the chosen set, or of the refused ids; ``reason`` says why. ``offered`` and
+    ``must_include`` are the cores that the caller allowed and demanded, if it did. ``usable`` returns the cores that
+    could be chosen; it is called later, so it must only use immutable values.
     """
 
     at_ns: int
@@ -63,26 +62,26 @@ class LoggedDecision(NamedTuple):  # not a frozen dataclass: those take four tim
 
 
 class DecisionLog:
-    """The latest entries; older ones make room."""
+    """The latest entries; older ones are dropped."""
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
         self._entries: deque[LoggedDecision] = deque(maxlen=remembered)
         self.record = self._entries.append
 
     def replace(self, entry: LoggedDecision, by: LoggedDecision) -> None:
-        """Put ``by`` in the place of ``entry``, if that is still remembered."""
+        """Replace ``entry`` by ``by``, if it is still remembered."""
         for place, other in enumerate(self._entries):
             if other is entry:
                 self._entries[place] = by
                 return
 
     def entries(self) -> tuple[LoggedDecision, ...]:
-        """Everything remembered, oldest first."""
+        """All remembered entries, oldest first."""
         return tuple(self._entries)
 
 
 def explain_decision(entry: LoggedDecision) -> dict[str, object]:
-    """An entry in plain values, as JSON has them, with the sets that could have been chosen instead.
+    """An entry in plain values for JSON, with the sets that could have been chosen instead.
 
     The keys and their order are an interface: the command line and scripts read them.
     """
@@ -118,6 +117,6 @@ def _rfc_3339(unix_ns: int) -> str:
 
 
 def decisions_document(log: DecisionLog) -> bytes:
-    """All that is remembered as a JSON document, oldest first. Takes some 10 ms: not for an event loop."""
-    explained = (json.dumps(explain_decision(entry)).encode() for entry in log.entries())  # one at a time: flat memory
+    """All entries as a JSON document, oldest first. Takes some 10 ms: not for an event loop."""
+    explained = (json.dumps(explain_decision(entry)).encode() for entry in log.entries())  # one by one saves memory
     return b'{"decisions": [' + b", ".join(explained) + b"]}\n"

@@ -1,10 +1,10 @@
-"""What both daemons serve over HTTP: probes, metrics, decisions; and how any of their pages is served.
+"""The HTTP server of both daemons: probes, metrics and decisions, and serving of further pages.
 
-A daemon describes itself as a ``Status``; the pages, the limits and the time-outs are the same for both. The extender
-adds the scheduler's verbs and its monitor API to the same kind of application.
+A daemon implements ``Status``; pages, limits and time-outs are the same for both. The extender adds the scheduler's
+verbs and its monitor API to the same kind of application.
 
-aiohttp and prometheus-client are imported when serving starts, not before: the plugin registers with the kubelet
-first, and loading them takes some tenths of a second of CPU. ``serve_status`` therefore loads them in a thread.
+aiohttp and prometheus-client are imported when serving starts, in a thread: loading them takes some tenths of a second
+of CPU, and the plugin registers with the kubelet first.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SHUTDOWN_SECONDS = 0.3
-"""For requests in flight when the daemon stops. aiohttp's default is 60 s, longer than a pod has to end."""
+"""For requests in progress when the daemon stops. aiohttp's default is 60 s, longer than a pod's grace period."""
 IDLE_SECONDS = 10.0
 """How long a connection may stay open without a complete request; probes and scrapers open new ones."""
 
 _MAX_BODY_BYTES = 64 << 10
-"""Of a request to a server that only shows what there is."""
+"""Of a request to a server that only shows state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class ProbeAnswer:
     """The answer to a probe.
 
     ``checks`` has the reason why each named check fails, and the empty text for a check that passes. ``notes`` are
-    lines for people that fail nothing.
+    lines for people that do not fail the probe.
     """
 
     checks: Mapping[str, str] = field(default_factory=dict)
@@ -48,16 +48,16 @@ class ProbeAnswer:
 
 
 class Status(Protocol):
-    """What a daemon says about itself. Every method is called once per request, so answers are never stale."""
+    """The pages of a daemon. Every method is called once per request, so answers are never stale."""
 
     async def liveness(self) -> ProbeAnswer:
-        """``/healthz``: whether the daemon works; a restart is the remedy if not."""
+        """``/healthz``: whether the daemon works; otherwise it has to be restarted."""
 
     async def readiness(self) -> ProbeAnswer:
-        """``/readyz``: what a rollout, or a Service, waits for."""
+        """``/readyz``: the condition that a rollout, or a Service, waits for."""
 
     def collect(self) -> Iterable[Metric]:
-        """``/metrics``: every metric family, as a prometheus-client collector gives them.
+        """``/metrics``: every metric family, as from a prometheus-client collector.
 
         Called in a worker thread, so read immutable values, or copies.
         """
@@ -69,7 +69,7 @@ class Status(Protocol):
 def status_application(status: Status, *, max_body_bytes: int = _MAX_BODY_BYTES) -> web.Application:
     """An application that serves the four pages of ``status``; more routes may be added to it.
 
-    ``/healthz`` and ``/readyz`` take the queries that Kubernetes' own components take: ``?verbose`` lists all checks,
+    ``/healthz`` and ``/readyz`` take the queries of Kubernetes' own components: ``?verbose`` lists all checks,
     ``?exclude=NAME`` leaves one out. ``max_body_bytes`` is the limit for the bodies of added routes.
     """
     from aiohttp import web
@@ -116,10 +116,10 @@ async def serving(
     tls: ssl.SSLContext | None = None,
     idle_seconds: float = IDLE_SECONDS,
 ) -> AsyncIterator[int]:
-    """Serve an application for the length of the block; gives the port, which the system chooses for 0.
+    """Serve an application during the block; yields the port, which the system chooses for 0.
 
-    A connection without a complete request for ``idle_seconds`` is closed. Compressed bodies are not expanded: a
-    small one may hide a huge one.
+    A connection without a complete request for ``idle_seconds`` is closed. Compressed bodies are not expanded: a small
+    one may become huge.
 
     Raises:
         OSError: the address is not available.

@@ -1,6 +1,6 @@
 """The user's file of further instance types.
 
-It extends the catalogue where a new EC2 type is out before a release of ours, or corrects it::
+It adds types to the catalogue that are newer than our release, or corrects types::
 
     instance-types:
       - name: trn9.48xlarge
@@ -28,12 +28,10 @@ from msgspec import Meta
 from neuron_plugin.allocation.inventory import LONGEST_WORD
 from neuron_plugin.settings import SettingsError, read_yaml
 from neuron_plugin.topology import (
-    BLOCKS,
     MOST_CORES_PER_DEVICE,
     MOST_DEVICES,
     InstanceType,
     Topology,
-    can_link,
     catalogue,
 )
 
@@ -61,7 +59,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="keb
 
 
 def load_catalogue(file: Path | None) -> dict[str, InstanceType]:
-    """The shipped instance types, with those of ``file`` added or in their place.
+    """The shipped instance types with the types of ``file``, which replace types of the same name.
 
     Raises:
         SettingsError: the file cannot be read, or an entry has an unknown key or a value out of range.
@@ -78,17 +76,17 @@ def load_catalogue(file: Path | None) -> dict[str, InstanceType]:
             raise SettingsError(f"instance type {entry.name} of {file}: {problem}")
         fields = msgspec.structs.asdict(entry)
         if entry.block_sizes is None:
-            fields["block_sizes"] = BLOCKS.get(entry.topology, ())
+            fields["block_sizes"] = entry.topology.blocks
         fields["amounts"] = tuple(sorted(entry.amounts.items()))
         types.append(InstanceType(**fields))
     return catalogue(types)
 
 
 def _contradictions(entry: _Entry) -> Iterator[str]:
-    """What no machine can be: single values are checked already, these contradict each other."""
+    """Values that contradict each other; single values are checked already."""
     if entry.numa_nodes and len(entry.numa_nodes) != entry.devices:
         yield f"{len(entry.numa_nodes)} numa-nodes, expected one for each of its {entry.devices} devices, or none"
-    if not can_link(entry.topology, entry.devices):
+    if not entry.topology.can_link(entry.devices):
         yield f"{entry.topology} with {entry.devices} devices, which cannot be: say how they are linked, or unlinked"
     if "memory" in entry.amounts:
         yield "memory among its amounts, expected it as memory-gib"

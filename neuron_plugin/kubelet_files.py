@@ -1,10 +1,11 @@
-"""How a kubelet names its files, for commands that look at a node without loading gRPC."""
+"""The names of a kubelet's files, for commands that inspect a node without loading gRPC."""
 
 from __future__ import annotations
 
 KUBELET_SOCKET = "kubelet.sock"
-"""In the directory of device plugins: where plugins register. In that of PodResources: where it is served."""
+"""In the directory of device plugins the socket for registration, in the directory of PodResources that API's
+socket."""
 CHECKPOINT = "kubelet_internal_checkpoint"
-"""In the directory of device plugins: which pod has which devices."""
+"""In the directory of device plugins: the devices of each pod."""
 DRA_STATE = "dra_manager_state"
-"""In the kubelet's root directory: which pod has which claim of DRA prepared."""
+"""In the kubelet's root directory: the prepared DRA claims of each pod."""

@@ -7,7 +7,8 @@ from importlib import import_module
 from threading import Lock
 
 _one_at_a_time = Lock()
-"""Two threads that import parts of one package can each wait for the other's module; one then gets it half made."""
+"""Two threads that import parts of one package can each wait for the other's module, and one may get an incomplete
+module."""
 
 
 async def load(library: str) -> None:

@@ -1,10 +1,10 @@
 """Settings of a daemon from flags, environment and file.
 
 A settings class is a frozen msgspec Struct. Its field ``kubelet_dir`` is the flag ``--kubelet-dir``, the environment
-variable ``NEURON_PLUGIN_KUBELET_DIR`` and the key ``kubelet-dir`` of the YAML file: one name to learn. A flag wins
-over the environment, the environment over the file, the file over the default.
+variable ``NEURON_PLUGIN_KUBELET_DIR`` and the key ``kubelet-dir`` of the YAML file: one name to learn. A flag overrides
+the environment, the environment the file, the file the default.
 
-A field that is a Struct itself is a section of the file, and of the file only: what it does not name keeps its default.
+A field that is a Struct itself is a section of the file, and of the file only: omitted keys keep their defaults.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from msgspec import Meta
 
 ENVIRONMENT_PREFIX = "NEURON_PLUGIN_"
 USUAL_FILE = Path("/etc/neuron-plugin/config.yaml")
-"""Where the chart mounts a daemon's configuration."""
+"""The path where the chart mounts a daemon's configuration."""
 
 _Settings = TypeVar("_Settings", bound=msgspec.Struct)
 
 
 class SettingsError(ValueError):
-    """A setting that cannot be used; the text names where it stands, its value and what was expected."""
+    """A setting that cannot be used; the text names its place, its value and the expected value."""
 
 
 def add_flags(parser: argparse.ArgumentParser, settings: type[msgspec.Struct]) -> None:
-    """Add a flag for every field to ``parser``; a flag that is not given stays None."""
+    """Add a flag for every field to ``parser``; an omitted flag is None."""
     for field in _flat_fields(settings):
         flag, kind = f"--{field.encode_name}", _kind_of(field)
         text = f"{description_of(field)} (default: {as_text(field.default) or 'none'})".replace("%", "%%")
@@ -53,8 +53,8 @@ def load(
 ) -> _Settings:
     """The effective settings.
 
-    ``flags`` maps field names to what the command line gave, None where it gave nothing; other names are ignored.
-    An empty environment variable counts as unset: manifests are full of them.
+    ``flags`` maps field names to values of the command line, None for an omitted flag; other names are ignored. An
+    empty environment variable counts as unset: manifests often have them.
 
     Raises:
         SettingsError: an unknown key, a value of the wrong type or out of range, or an unreadable file.
@@ -81,12 +81,12 @@ def load(
 
 
 def as_yaml(settings: msgspec.Struct) -> str:
-    """The settings in the form of a configuration file, every key given."""
+    """The settings as a configuration file with every key."""
     return yaml.safe_dump(msgspec.to_builtins(settings, enc_hook=str), sort_keys=False)
 
 
 def as_text(value: object) -> str:
-    """A setting as it is given to its flag; of a section only what differs from the default."""
+    """A setting as its flag takes it; of a section only values that differ from the default."""
     if value is None:
         return ""
     if isinstance(value, msgspec.Struct):
@@ -110,7 +110,7 @@ def read_yaml(file: Path) -> object:
 
 
 def _flat_fields(settings: type[msgspec.Struct]) -> list[msgspec.structs.FieldInfo]:
-    """The fields that have a flag and a variable: all but the sections."""
+    """The fields with a flag and a variable: all except sections."""
     return [field for field in msgspec.structs.fields(settings) if not _is_section(field)]
 
 
@@ -126,11 +126,11 @@ def _merged(default: object, value: object) -> object:
 
 
 def _checked(field: msgspec.structs.FieldInfo, value: object, source: str, *, strict: bool) -> object:
-    """The value in plain types, if the field can have it; ``strict`` takes no text for a number or a list."""
+    """The value in plain types, if valid; ``strict`` accepts no text for a number or a list."""
     if not strict and isinstance(value, str) and typing.get_origin(_kind_of(field)) is tuple:
         value = [item.strip() for item in value.split(",")]
     complete = value
-    if _is_section(field):  # what the file does not name keeps its default
+    if _is_section(field):  # omitted keys keep their defaults
         complete = _merged(msgspec.to_builtins(field.default, enc_hook=str), {} if value is None else value)
     try:
         converted = msgspec.convert(complete, field.type, strict=strict, dec_hook=_decode)
@@ -157,13 +157,13 @@ def _plain(kind: Any) -> Any:
 
 
 def description_of(field: msgspec.structs.FieldInfo) -> str:
-    """What a setting means, as its help says."""
+    """The description of a setting, as in its help."""
     notes = [note.description for note in typing.get_args(field.type)[1:] if isinstance(note, Meta)]
     return notes[0] or "" if notes else ""
 
 
 def _explained(error: msgspec.ValidationError, kind: Any) -> str:
-    """The text of msgspec about a value of ``kind``, with what it leaves out: bounds, choices, known keys."""
+    """The error text of msgspec for a value of ``kind``, with bounds, choices or known keys added."""
     text, at, path = str(error).partition(" - at `$")
     for step in path.rstrip("`").split("."):
         key, bracket, _ = step.partition("[")
@@ -184,7 +184,7 @@ def _explained(error: msgspec.ValidationError, kind: Any) -> str:
 
 
 def _bounds(kind: Any) -> str:
-    """The bounds of a number, as words behind it."""
+    """The bounds of a number, in words."""
     meta = next((note for note in typing.get_args(kind)[1:] if isinstance(note, Meta)), Meta())
     if meta.ge is not None and meta.le is not None:
         return f" from {meta.ge} to {meta.le}"
@@ -193,7 +193,7 @@ def _bounds(kind: Any) -> str:
 
 
 def configuration_file(flags: Mapping[str, object]) -> Path | None:
-    """The daemon's configuration: the one named by ``config``, or on this machine the one in the usual place.
+    """The daemon's configuration file: the file named by ``config``, or the one in the usual place on this machine.
 
     Raises:
         SettingsError: the named file does not exist.

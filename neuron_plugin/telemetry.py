@@ -1,7 +1,9 @@
-"""Logging of both daemons: a fixed message with variables as fields, and on request the stacks of threads and tasks.
+"""Logging of both daemons: fixed messages with variables as fields, and on request the stacks of threads and tasks.
 
-Fields are passed the standard way, ``logger.info("registered", extra={"resource": name})``, so libraries that log
-through the standard library come out in the same form.
+A problem that lasts is logged once.
+
+Fields are passed the standard way, ``logger.info("registered", extra={"resource": name})``, so libraries that use the
+standard library's logging appear in the same form.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import threading
 import traceback
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import TextIO
 
 import msgspec
@@ -25,7 +28,7 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class LogFormat(enum.StrEnum):
-    """How a log line is written."""
+    """The format of log lines."""
 
     TEXT = "text"
     JSON = "json"
@@ -44,7 +47,7 @@ class JsonFormatter(logging.Formatter):
     """One JSON object a line: time (RFC 3339, UTC), level, logger, message, then the fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write a record; a value that JSON cannot express is written as text."""
+        """Format a record; a value that JSON cannot represent becomes text."""
         line: dict[str, object] = {
             "time": _time_of(record),
             "level": record.levelname.lower(),
@@ -62,7 +65,7 @@ class TextFormatter(logging.Formatter):
     """``TIME LEVEL message key=value ...`` for people."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write a record on one line; a traceback or stack follows on its own lines."""
+        """Format a record as one line; a traceback or stack follows on its own lines."""
         fields = "".join(f" {key}={_text_of(value)}" for key, value in _fields_of(record).items())
         message = record.getMessage()
         if not message.isprintable():  # a name with a newline in it must not look like a line of its own
@@ -86,10 +89,44 @@ def start_logging(log_format: LogFormat, level: LogLevel, stream: TextIO | None 
     logging.getLogger("neuron_plugin").setLevel(level.upper())
 
 
+class Problem:
+    """Something that may not work for a while. It is logged when it begins, and again when its text changes.
+
+    Used as a context, it takes in whether the block works: one of ``errors`` is logged and ends there.
+    """
+
+    def __init__(self, logger: logging.Logger, message: str, *errors: type[Exception], **fields: object) -> None:
+        self.text = ""
+        self._logger = logger
+        self._message = message
+        self._errors = errors
+        self._fields = fields
+
+    def say(self, error: object) -> None:
+        """Take in that it does not work."""
+        if str(error) != self.text:
+            self._logger.warning(self._message, extra={**self._fields, "error": str(error)})
+        self.text = str(error)
+
+    def end(self) -> None:
+        """Take in that it works."""
+        self.text = ""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+        if isinstance(error, self._errors):
+            self.say(error)
+        elif kind is None:
+            self.end()
+        return isinstance(error, self._errors)
+
+
 def log_stacks() -> None:
     """Log where every thread and every task of the running loop is, to find out why a daemon makes no progress.
 
-    Logged at any log level, because it was asked for. One line per thread and task, its stack below it.
+    Logged at any log level, because it was requested. One line per thread and task, with its stack below.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, frame in sys._current_frames().items():  # noqa: SLF001 - the documented way to other threads' stacks
@@ -115,7 +152,7 @@ def _fields_of(record: logging.LogRecord) -> dict[str, object]:
 
 
 def _text_of(value: object) -> str:
-    """A value as people read it: no brackets around several, double quotes only where the end would not be seen."""
+    """A value for people: lists without brackets, double quotes only where the end of a text is unclear."""
     if isinstance(value, Mapping):
         text = "; ".join(f"{key}: {item}" for key, item in value.items())
     elif isinstance(value, Collection) and not isinstance(value, str | bytes):

@@ -15,17 +15,17 @@ def named(noun: str, ids: Iterable[int]) -> str:
 
 
 def unit_of(geometry: Geometry, mask: int) -> Unit:
-    """By what a set is named: by its devices if it is of whole ones, else by its cores."""
+    """The unit to name a set by: devices if it has whole devices only, else cores."""
     return Unit.DEVICE if geometry.devices_mask(geometry.whole_devices(mask)) == mask else Unit.CORE
 
 
 def named_set(unit: str, devices: Iterable[int], cores: Iterable[int]) -> str:
-    """A set by its unit; empty without one."""
+    """The text of a set by its unit; empty without a unit."""
     return named(unit, devices if unit == Unit.DEVICE else cores) if unit else ""
 
 
 def first_of(names: Sequence[object], most: int) -> str:
-    """The first names, and how many others there are: ``a, b and 2 others``."""
+    """The first names and the number of others: ``a, b and 2 others``."""
     listed = ", ".join(map(str, names[:most]))
     return f"{listed} and {plural(len(names) - most, 'other')}" if len(names) > most else listed
 

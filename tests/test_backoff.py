@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.backoff import CLOCK, Backoff, Clock, keep_running
+from neuron_plugin.backoff import CLOCK, NEVER, Backoff, Clock, every, keep_running
 
 
 def whole() -> float:
@@ -110,3 +110,35 @@ async def test_a_cancelled_job_is_not_started_again(pauses: list[float]) -> None
     with pytest.raises(asyncio.CancelledError):
         await keep_running("job", job)
     assert pauses == []
+
+
+@pytest.mark.looptime
+async def test_a_source_is_looked_at_at_once_after_each_pause_and_when_there_is_news() -> None:
+    loop, looks, news = asyncio.get_running_loop(), list[float](), asyncio.Event()
+    began, pauses = loop.time(), iter([10.0, 20.0, NEVER, NEVER, NEVER])
+
+    async def look() -> None:
+        looks.append(loop.time() - began)
+
+    watching = asyncio.create_task(every(lambda: next(pauses), look, news))
+    for at in (35.0, 40.0):
+        await asyncio.sleep(began + at - loop.time())
+        news.set()
+    await asyncio.sleep(1000)
+    watching.cancel()
+    assert looks == pytest.approx([0, 10, 30, 35, 40], abs=0.1)
+
+
+@pytest.mark.looptime
+async def test_news_that_come_during_a_look_are_looked_at_next() -> None:
+    looks, news = list[int](), asyncio.Event()
+
+    def look() -> None:
+        looks.append(len(looks))
+        if len(looks) < 3:
+            news.set()
+
+    watching = asyncio.create_task(every(NEVER, look, news))
+    await asyncio.sleep(10)
+    watching.cancel()
+    assert looks == [0, 1, 2]

@@ -10,7 +10,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from neuron_plugin.telemetry import JsonFormatter, LogFormat, LogLevel, TextFormatter, log_stacks, start_logging
+from neuron_plugin.telemetry import (
+    JsonFormatter,
+    LogFormat,
+    LogLevel,
+    Problem,
+    TextFormatter,
+    log_stacks,
+    start_logging,
+)
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
@@ -203,3 +211,25 @@ async def test_stacks_are_readable_as_text() -> None:
 @pytest.mark.parametrize("level", list(LogLevel))
 async def test_stacks_are_written_at_every_level(level: LogLevel) -> None:
     assert "a-task" in await dumped(LogFormat.TEXT, level)
+
+
+def test_a_problem_is_logged_when_it_begins_and_when_its_text_changes(caplog: pytest.LogCaptureFixture) -> None:
+    problem = Problem(logging.getLogger("tests"), "does not work", OSError, node="n")
+    for error in ("full", "full", "", "full", "denied"):
+        with problem:
+            if error:
+                raise OSError(error)
+        assert problem.text == error
+    assert [(vars(record)["error"], vars(record)["node"]) for record in caplog.records] == [
+        ("full", "n"),
+        ("full", "n"),
+        ("denied", "n"),
+    ]
+
+
+def test_an_error_that_a_problem_does_not_name_goes_on_and_leaves_it_as_it_is() -> None:
+    problem = Problem(logging.getLogger("tests"), "does not work", OSError)
+    problem.say("full")
+    with pytest.raises(ValueError, match="other"), problem:
+        raise ValueError("other")
+    assert problem.text == "full"

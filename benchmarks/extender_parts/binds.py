@@ -17,8 +17,8 @@ from neuron_plugin.cluster.api import send
 from neuron_plugin.cluster.client import connect
 from neuron_plugin.cluster.objects import pages
 from neuron_plugin.cluster.pods import PODS
+from neuron_plugin.cluster.writes import bind_pod
 from neuron_plugin.placement.daemon import ExtenderDaemon
-from neuron_plugin.placement.extender.binding import bind_pod
 
 BIND_CLIENTS = 8
 ROUNDS = 5

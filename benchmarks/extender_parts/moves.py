@@ -89,6 +89,6 @@ async def _measure(pipe: Connection, kubeconfig: Path) -> None:
                 if isinstance(info.capacity, Capacity):
                     fitting(info.capacity.geometry, info.capacity.free_mask, Unit.DEVICE, pod.requests[0].count)
         floor = time.process_time() - began
-        moves = context.metrics.registry.get_sample_value("neuron_extender_waiting_pods_by_move") or 0.0
+        moves = context.metrics["extender_waiting_pods_by_move"].get((), 0)
         pipe.send((seconds[0], min(seconds[1:]), floor, int(moves)))
         await asyncio.Event().wait()

@@ -1,18 +1,18 @@
-"""Who holds what on one node, and which set a request gets or why it gets none.
+"""The allocations of one node, and the choice of sets for a request, or the reason why there are none.
 
-What holds on any node in any state, whatever is asked:
+Rules for every node, state and request:
 
-- A set that is handed out is valid for the node's geometry, and free and healthy as a whole. The set of a pod with one
-  requesting container costs later pods least, and among equals it has the lowest ids.
-- The containers of a pod get disjoint silicon in whatever unit they ask. The exception is what plain init containers
-  had: later containers re-use it under the same resource name, as the kubelet will.
-- A refusal means that nothing fits or, for a pod of many unlike containers, that nothing was found within a bound. Its
-  text is one of a few. One that cannot pass stays true whichever pods end.
-- A constraint of a pod only takes sets away. Pods that are placed here have no more of an amount than there is.
-- Equal questions have equal answers: there is no clock, no randomness, and no state but what was computed before.
-- What is written on a pod or a node reads back as it was. Any other text ends in a value that fits the pod or the node,
-  or in the one typed error.
-- Ids outside the geometry count for nothing, and no number or text from outside is computed with before it is bounded.
+- A set that is handed out is valid for the node's geometry, and free and healthy as a whole. For a pod with one
+  requesting container it is the set that costs later pods least, and of equals the one with the lowest ids.
+- The containers of a pod get disjoint silicon, whatever their units. Exception: later containers re-use the sets of
+  plain init containers under the same resource name, as in the kubelet.
+- A refusal means that nothing fits or, for a pod of many unlike containers, that nothing was found within a bound.
+  There are few texts. A refusal without ``may_pass`` stays true whichever pods end.
+- A constraint of a pod only excludes sets. Placed pods never have more of an amount than the devices have.
+- Equal questions have equal answers: there is no clock, no randomness, and no state except caches.
+- Annotations that we write read back unchanged. Any other text gives a value that fits the pod or the node, or the one
+  typed error.
+- Ids outside the geometry are ignored. Numbers and texts from outside are bounded before they are used.
 """
 
 from neuron_plugin.allocation.assignment import Dialect

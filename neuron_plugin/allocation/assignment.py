@@ -1,9 +1,9 @@
 """The assignment on a pod, as annotations in two dialects.
 
-Ours says devices in ``NEURON_DEVS`` and cores in ``NEURON_CORES``, one list per container that requests that unit, in
-spec order with init containers first, joined by ``|``. The vendor's says one list in ``AWS_NEURON_IDS``, of the unit
-that the pod requests. Both are hints from outside: whatever stands in them, reading ends in a decision that fits the
-pod's request or in one typed error.
+Our dialect has devices in ``NEURON_DEVS`` and cores in ``NEURON_CORES``: one list for each container that requests that
+unit, joined by ``|``, in spec order with init containers first. The vendor's dialect has one list in
+``AWS_NEURON_IDS``, of the unit that the pod requests. Anybody may write annotations: reading returns an assignment that
+fits the pod's request, or raises one typed error.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ _UNIT_KEYS = {Unit.DEVICE: DEVICES_KEY, Unit.CORE: CORES_KEY}
 _LIST_SEPARATOR = "|"
 _READ_KEYS = (DEVICES_KEY, CORES_KEY, VENDOR_IDS_KEY, VENDOR_RESOURCE_KEY)
 _REMEMBERED = 1024
-"""Texts whose reading is remembered."""
+"""Assignments kept in the cache."""
 _LONGEST_REMEMBERED = 1024
-"""In characters, so that no annotations can exhaust memory."""
+"""Characters of the annotations of one pod: longer ones are not kept, so that they cannot exhaust memory."""
 _MOST_DIGITS = 19
-"""Of a time in nanoseconds: 64 bits."""
+"""Of a time in nanoseconds, which has 64 bits."""
 
 
 class Dialect(enum.StrEnum):
-    """Whose keys carry the assignment."""
+    """The keys that an assignment is written with."""
 
     NEURON_PLUGIN = "neuron-plugin"
     VENDOR = "vendor"
 
 
 class AssignmentError(ValueError):
-    """An annotation that cannot be followed: which pod, which key, what it says and what was expected."""
+    """An annotation that cannot be used: names the pod, the key, its value and the expected value."""
 
     def __init__(self, pod: str, key: str, value: str, expected: str) -> None:
         """Keep the parts: events and metrics name them one by one."""
@@ -58,7 +58,7 @@ class AssignmentError(ValueError):
 def write_assignment(
     assignment: Assignment, dialects: Collection[Dialect] = (Dialect.NEURON_PLUGIN,)
 ) -> dict[str, str]:
-    """The annotations that carry an assignment; ``NEURON_ALLOCATED`` starts false."""
+    """The annotations of an assignment; ``NEURON_ALLOCATED`` is false at first."""
     containers = assignment.containers
     if not containers:
         return {}
@@ -68,31 +68,31 @@ def write_assignment(
             if of_unit := [container for container in containers if container.request.resource.unit is unit]:
                 keys[key] = _list_each(of_unit)
     resources = {container.request.resource for container in containers}
-    if Dialect.VENDOR in dialects and len(resources) == 1:  # one list for the whole pod: it cannot say two resources
+    if Dialect.VENDOR in dialects and len(resources) == 1:  # one list for the whole pod: it cannot hold two resources
         text = format_ids(number for _, number in _all_ids(containers))
-        alone = Dialect.NEURON_PLUGIN not in dialects  # with nothing beside it to say whose is what
-        if alone and _deal(text, tuple(container.request for container in containers)) != containers:
+        alone = Dialect.NEURON_PLUGIN not in dialects  # no other annotation assigns the ids to containers
+        if alone and _divided(text, tuple(container.request for container in containers)) != containers:
             text = _list_each(containers)
         keys |= {VENDOR_IDS_KEY: text, VENDOR_RESOURCE_KEY: resources.pop().value}
     return keys
 
 
 def read_assignment(pod: str, annotations: Mapping[str, str], request: PodRequest) -> Assignment | None:
-    """The decision on a pod, or None when no assignment key is there or the pod requests nothing.
+    """The assignment of a pod; None if the pod has no assignment key or requests nothing.
 
-    ``pod`` is its name for errors. Ids are not held against a geometry here: whether they exist and are linked is
-    the node's business. A pod without requests cannot hold anything, so whatever stands on it says nothing.
+    ``pod`` is the pod's name for errors. Ids are not compared with a geometry: the node decides whether they exist and
+    are linked. The annotations of a pod without requests are ignored: it cannot hold anything.
 
     Raises:
         AnnotationError: a key is malformed, does not fit what the pod requests, gives an id to two containers that
-            the kubelet would keep apart, or the dialects contradict.
+            the kubelet would keep apart, or the dialects contradict each other.
     """
     if not request:
         return None
-    said = tuple([(key, annotations[key]) for key in _READ_KEYS if key in annotations])
-    is_short = sum(len(value) for _, value in said) <= _LONGEST_REMEMBERED
+    texts = tuple([(key, annotations[key]) for key in _READ_KEYS if key in annotations])
+    is_short = sum(len(value) for _, value in texts) <= _LONGEST_REMEMBERED
     try:
-        containers = _read(said, request) if is_short else _read.__wrapped__(said, request)
+        containers = _read(texts, request) if is_short else _read.__wrapped__(texts, request)
     except AssignmentError as error:
         raise AssignmentError(pod, error.key, error.value, error.expected) from None
     if not containers:
@@ -104,16 +104,16 @@ def read_assignment(pod: str, annotations: Mapping[str, str], request: PodReques
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _read(said: tuple[tuple[str, str], ...], request: PodRequest) -> tuple[ContainerAssignment, ...]:
-    """The ids that these annotations say; empty where they say none. Many pods of a cluster have the same ids.
+def _read(texts: tuple[tuple[str, str], ...], request: PodRequest) -> tuple[ContainerAssignment, ...]:
+    """The ids in these annotations; empty without any. Cached, as many pods of a cluster have the same ids.
 
     Raises:
         AssignmentError: as above, without the pod's name.
     """
-    annotations = dict(said)
+    annotations = dict(texts)
     ours = _read_ours(annotations, request)
     vendors = _read_vendors(annotations, request)
-    theirs = annotations.get(VENDOR_IDS_KEY, "")  # where it lists them, container by container, else all ids together
+    theirs = annotations.get(VENDOR_IDS_KEY, "")  # its ids by container if it lists them so, else all ids together
     agree = ours == vendors if _LIST_SEPARATOR in theirs else _all_ids(ours) == _all_ids(vendors)
     if ours and vendors and not agree:
         raise AssignmentError("", VENDOR_IDS_KEY, theirs, f"expected the ids that {DEVICES_KEY} and {CORES_KEY} give")
@@ -127,7 +127,7 @@ def _list_each(containers: Iterable[ContainerAssignment]) -> str:
 
 
 def _read_ours(annotations: Mapping[str, str], request: PodRequest) -> tuple[ContainerAssignment, ...]:
-    """The lists of both keys, each held against the container it belongs to."""
+    """The lists of both keys, each checked against its container."""
     if DEVICES_KEY not in annotations and CORES_KEY not in annotations:
         return ()
     lists = {}
@@ -137,13 +137,13 @@ def _read_ours(annotations: Mapping[str, str], request: PodRequest) -> tuple[Con
         if len(texts) != len(parts):
             missing = "" if key in annotations else ": the key is missing"
             raise AssignmentError("", key, value, f"expected {_expectation(parts)}{missing}")
-        held = [_held_against(key, value, container, text) for container, text in zip(parts, texts, strict=True)]
+        held = [_checked(key, value, container, text) for container, text in zip(parts, texts, strict=True)]
         lists[unit] = iter(held)
     return tuple(next(lists[container.resource.unit]) for container in request)
 
 
 def _read_vendors(annotations: Mapping[str, str], request: PodRequest) -> tuple[ContainerAssignment, ...]:
-    """One flat list, dealt out to the containers in order; with ``|`` a list each. It says one unit for all."""
+    """One list, divided among the containers in order, or one list for each joined by ``|``; all have the same unit."""
     value = annotations.get(VENDOR_IDS_KEY)
     if value is None:
         return ()
@@ -160,14 +160,13 @@ def _read_vendors(annotations: Mapping[str, str], request: PodRequest) -> tuple[
         if len(texts) != len(request):
             raise AssignmentError("", VENDOR_IDS_KEY, value, f"expected {_expectation(list(request))}")
         return tuple(
-            _held_against(VENDOR_IDS_KEY, value, container, text)
-            for container, text in zip(request, texts, strict=True)
+            _checked(VENDOR_IDS_KEY, value, container, text) for container, text in zip(request, texts, strict=True)
         )
-    return _deal(value, request)
+    return _divided(value, request)
 
 
-def _deal(value: str, request: PodRequest) -> tuple[ContainerAssignment, ...]:
-    """Share one list out as the kubelet would: what plain init containers had goes to later ones first."""
+def _divided(value: str, request: PodRequest) -> tuple[ContainerAssignment, ...]:
+    """Divide one list as the kubelet would: later containers first get the ids of plain init containers."""
     fresh = list(_parsed(VENDOR_IDS_KEY, value, value))
     dealt: list[ContainerAssignment] = []
     reusable: dict[Resource, list[int]] = {resource: [] for resource in Resource}
@@ -188,7 +187,7 @@ def _all_ids(containers: tuple[ContainerAssignment, ...]) -> set[tuple[Unit, int
 
 
 def _refuse_sharing(annotations: Mapping[str, str], containers: tuple[ContainerAssignment, ...]) -> None:
-    """Containers share an id only where a later one re-uses a plain init container's, under the same resource name."""
+    """Refuse an id in two containers, unless the first is a plain init container with the same resource name."""
     taken: dict[Unit, set[int]] = {unit: set() for unit in Unit}
     reusable: dict[Resource, set[int]] = {resource: set() for resource in Resource}
     for container in containers:
@@ -204,7 +203,7 @@ def _refuse_sharing(annotations: Mapping[str, str], containers: tuple[ContainerA
             reusable[request.resource] |= ids
 
 
-def _held_against(key: str, value: str, container: ContainerRequest, text: str) -> ContainerAssignment:
+def _checked(key: str, value: str, container: ContainerRequest, text: str) -> ContainerAssignment:
     ids = _parsed(key, value, text)
     if len(ids) != container.count:
         raise AssignmentError("", key, value, f"expected {container.count} ids for container {container.name}")

@@ -42,7 +42,7 @@ class Budget:
 
     @staticmethod
     def protect(budgets: Iterable[Budget], pod: NeuronPod) -> bool:
-        """Whether budgets never let a pod be evicted: one allows no disruption for good, or several are for it."""
+        """Whether budgets never allow to evict a pod: one never allows a disruption, or several budgets select it."""
         own = [budget for budget in budgets if budget.is_for(pod.labels)]
         blocked = any(budget.is_used_by(pod) and not (budget.allowed or budget.recovers) for budget in own)
         return blocked or len(own) > 1

@@ -1,8 +1,8 @@
-"""Claims of Dynamic Resource Allocation: what a pod asks for, what it was given, and what a device's name says.
+"""Claims of Dynamic Resource Allocation: requests, allocated devices, and the meaning of a device's name.
 
-The kubelet may lose what a driver has answered, and asks a driver again for what it has prepared. So the name of a
-device in an allocation says which silicon it is, and nothing is chosen after the allocation was written:
-``neuron-3`` is device 3, ``neuron-3-cores-6-7`` are the logical cores 6 and 7 of the host, which device 3 has.
+The kubelet may lose a driver's answer and then asks again. So a device's name in an allocation identifies the silicon,
+and nothing is chosen once the allocation is written. ``neuron-3`` is device 3, ``neuron-3-cores-6-7`` are the logical
+cores 6 and 7 of the host, on device 3.
 """
 
 from __future__ import annotations
@@ -15,39 +15,40 @@ from typing import TYPE_CHECKING
 
 from neuron_plugin.allocation.rejection import Rejection
 from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.topology import MOST_SHAPES, NO_CORES, TORUS_SIDE, CoreMask, Geometry, Topology, Unit, cores_in
+from neuron_plugin.topology import MOST_SHAPES, NO_CORES, TORI, CoreMask, Geometry, Unit, cores_in
 from neuron_plugin.topology.device_groups import GROUP_SIZES, device_groups
 
 if TYPE_CHECKING:
     from neuron_plugin.allocation.pod import PodUid
 
 DRA_DRIVER = "neuron.aws.com"
-"""The driver's default name, and that of AWS's own driver: its claim templates name the class of the same name."""
+"""The default name of our driver. AWS's driver and the DeviceClass in AWS's claim templates have the same name."""
 DRA_DRIVERS = (DRA_DRIVER, "neuron-plugin.io")
-"""Drivers whose devices are Neuron devices: what their claims have on a node counts in any mode."""
+"""Drivers of Neuron devices: devices in their claims count as used on a node in any mode."""
 CORE_CLASS = "neuroncore"
 """The DeviceClass of single cores, for claims that the placement controller allocates."""
 PLACED_TAINT = "neuron-plugin.io/placed-by-gates"
-"""A taint of every device where the placement controller allocates: kube-scheduler's own choice stays off."""
+"""A taint of every device where the placement controller allocates: it keeps kube-scheduler from choosing."""
 UNHEALTHY_TAINT = "neuron-plugin.io/unhealthy"
-"""A taint of a device that is given to no new claim; its value says why in one word."""
+"""A taint of a device that no new claim gets; its value is the reason in one word."""
 
 
 Attributes = tuple[tuple[str, str | int | bool | None], ...]
-"""What a device must have, as attribute and value; None for any value."""
+"""Attributes that a device must have, with their values; None for any value."""
+_TORUS_BLOCKS = (4, 8)
+"""Devices of the aligned blocks that AWS's driver numbers on a torus."""
 GROUP_ATTRIBUTES: Mapping[str, int] = {
     f"{DRA_DRIVER}/deviceId": 1,
-    f"{DRA_DRIVER}/topology_x": TORUS_SIDE,
+    f"{DRA_DRIVER}/topology_x": min(columns for _, columns in TORI.values()),
     f"{DRA_DRIVER}/topology_y": 1,
-    f"{DRA_DRIVER}/topology4_id": TORUS_SIDE,
-    f"{DRA_DRIVER}/topology8_id": 2 * TORUS_SIDE,
+    **{f"{DRA_DRIVER}/topology{size}_id": size for size in _TORUS_BLOCKS},
     **{f"resource.aws.com/devicegroup{size}_id": size for size in GROUP_SIZES},
 }
-"""Attributes by which devices are grouped: the largest valid set that is in one group wherever it lies."""
+"""Attributes that group devices, with a count of devices: every valid set of so many is in one group."""
 MACHINE_ATTRIBUTES = frozenset({f"{DRA_DRIVER}/instanceType", f"{DRA_DRIVER}/resourceType"})
-"""Attributes that each device has, and all of a node have in common."""
+"""Attributes that are equal on all devices of a node."""
 DEVICE_RESOURCE = Resource.NEURON
-"""Under which name whole devices of a claim stand where resources are counted."""
+"""The resource name under which whole devices of a claim are counted."""
 
 _DEVICE = re.compile(
     r"neuron-(?P<device>[0-9]{1,2})"
@@ -82,7 +83,7 @@ class ClaimDevice:
         return f"neuron-{self.device}-cores-{self.cores[0]}-{self.cores[1]}{size}"
 
     def mask_on(self, geometry: Geometry, logical_core_size: int) -> CoreMask:
-        """Its cores as the node counts them now; the whole device where the logical core size has changed since."""
+        """The cores as the node numbers them now; the whole device if the logical core size has changed since."""
         if self.cores is None or self.logical_core_size != logical_core_size:
             return geometry.devices_mask((self.device,))
         first, last = self.cores
@@ -90,7 +91,7 @@ class ClaimDevice:
 
 
 def read_device_name(name: str) -> ClaimDevice | None:
-    """Read a device's name; None for one that is not ours."""
+    """Read a device's name; None if it is not one of ours."""
     match = _DEVICE.fullmatch(name)
     if match is None:
         return None
@@ -100,10 +101,10 @@ def read_device_name(name: str) -> ClaimDevice | None:
 
 
 def mask_of_name(name: str, geometry: Geometry, logical_core_size: int) -> CoreMask:
-    """The cores behind a device's name, of whatever driver of Neuron devices.
+    """The cores of a device by its name, of any driver of Neuron devices.
 
-    The number at the end of another driver's name is taken for the device. A name without one may mean anything, and
-    counts as all devices: a device that is given twice is worse than one that is not given.
+    A number at the end of another driver's name is taken as the device id. A name without a number counts as all
+    devices: to give a device twice is worse than not to give it.
     """
     if ours := read_device_name(name):
         return ours.mask_on(geometry, logical_core_size)
@@ -113,9 +114,10 @@ def mask_of_name(name: str, geometry: Geometry, logical_core_size: int) -> CoreM
 
 @lru_cache(maxsize=MOST_SHAPES)
 def device_attributes(geometry: Geometry) -> tuple[Mapping[str, str | int], ...]:
-    """The attributes of each device of a machine as its slice has them, those that follow from the machine's type.
+    """The attributes of each device in the machine's ResourceSlice, as far as they follow from the machine's type.
 
-    Names and values are those of AWS's own driver. Types without EFA have no groups, and only a torus has rows.
+    Names and values are those of AWS's own driver. Types without EFA have no groups; only a torus has places and
+    blocks.
     """
     groups, devices = device_groups(geometry.instance_type), []
     for device in range(geometry.device_count):
@@ -124,10 +126,9 @@ def device_attributes(geometry: Geometry) -> tuple[Mapping[str, str | int], ...]
             f"{DRA_DRIVER}/resourceType": "neuron_device",
             f"{DRA_DRIVER}/instanceType": geometry.instance_type,
         }
-        if geometry.topology is Topology.TORUS:
-            row, column = divmod(device, TORUS_SIDE)
-            rows = {"topology_x": row, "topology_y": column, "topology4_id": row, "topology8_id": row // 2}
-            attributes |= {f"{DRA_DRIVER}/{name}": value for name, value in rows.items()}
+        if place := geometry.torus_place(device):
+            attributes |= {f"{DRA_DRIVER}/topology_{axis}": at for axis, at in zip("xy", place, strict=True)}
+            attributes |= {f"{DRA_DRIVER}/topology{size}_id": device // size for size in _TORUS_BLOCKS}
         if device < len(groups):
             attributes |= {f"resource.aws.com/devicegroup{size}_id": text for size, text in groups[device].items()}
         devices.append(attributes)
@@ -135,7 +136,7 @@ def device_attributes(geometry: Geometry) -> tuple[Mapping[str, str | int], ...]
 
 
 def devices_with(geometry: Geometry, attributes: Attributes) -> tuple[int, ...]:
-    """The devices of a machine that have all of these attributes. One that a device lacks matches nothing."""
+    """The devices of a machine that have all of these attributes with these values."""
     return tuple(
         device
         for device, has in enumerate(device_attributes(geometry))
@@ -147,7 +148,7 @@ def devices_with(geometry: Geometry, attributes: Attributes) -> tuple[int, ...]:
 
 
 def devices_of(geometry: Geometry, unit: Unit, mask: int, logical_core_size: int) -> tuple[ClaimDevice, ...]:
-    """The devices that name the cores of a set: one for each Neuron device that the set touches.
+    """The claim devices for the cores of a set: one for each Neuron device that the set touches.
 
     A valid set has consecutive cores on each device (``topology/sets.py``).
     """
@@ -161,7 +162,7 @@ def devices_of(geometry: Geometry, unit: Unit, mask: int, logical_core_size: int
 
 
 def pool_of(node: str) -> str:
-    """The name of a node's pool. It is not the node's own name, so that no other driver's pool has it."""
+    """The name of a node's pool. It differs from the node's name, which another driver may use for its pool."""
     return f"{node}-neuron"
 
 
@@ -169,8 +170,8 @@ def pool_of(node: str) -> str:
 class PodClaim:
     """A claim as a pod names it.
 
-    ``name`` is the pod's own name for it, ``claim`` that of the ResourceClaim, empty until it was made. ``users`` are
-    the containers that use it, and the request of the claim that they use, empty for all of it.
+    ``name`` is the name in the pod, ``claim`` the name of the ResourceClaim, empty until it exists. ``users`` are the
+    containers that use the claim, each with the request that it uses; an empty one means all requests.
     """
 
     name: str
@@ -180,9 +181,9 @@ class PodClaim:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
-    """One request of a claim for our devices: ``count`` of a unit, 0 for all devices of a node.
+    """One request of a claim for our devices: ``count`` devices or cores, or 0 for all devices of a node.
 
-    ``attributes`` are what a device must have by its selectors and constraints.
+    ``attributes`` are required of a device by selectors and constraints.
     """
 
     name: str
@@ -193,7 +194,7 @@ class ClaimRequest:
 
 @dataclass(frozen=True, slots=True)
 class ClaimResult:
-    """One device of a claim's allocation, and the request that it was allocated for."""
+    """One device of a claim's allocation, and the request for which it was allocated."""
 
     request: str
     pool: str
@@ -202,14 +203,13 @@ class ClaimResult:
 
 @dataclass(frozen=True, slots=True)
 class NeuronClaim:
-    """What decides about a ResourceClaim.
+    """The parts of a ResourceClaim that decisions depend on.
 
-    ``requests`` are those for our devices, or why the placement controller cannot serve them; kube-scheduler may have.
-    ``fault`` is what is wrong with the configuration for our devices, which cannot be followed. ``others``: it has
-    requests for other devices, too. ``results`` are the devices of our driver that were allocated, ``allocated`` says
-    whether anything was, and ``allocated_at`` when, in unix seconds. ``node`` is the one that the allocation names,
-    empty where it names none. ``logical_core_size`` is the LNC that the claim's configuration asks for, 0 for the
-    node's own.
+    ``requests`` are for our devices; a ``Rejection`` if the placement controller cannot serve them, though
+    kube-scheduler may. ``fault`` says why the configuration for our devices cannot be used. ``others``: the claim also
+    requests other devices. ``results`` are the allocated devices of our driver. ``allocated`` says whether the claim
+    has an allocation, and ``allocated_at`` since when, in unix seconds. ``node`` is the allocation's node, empty if it
+    names none. ``logical_core_size`` is the LNC that the claim's configuration asks for, 0 for the node's own.
     """
 
     uid: str

@@ -1,7 +1,7 @@
-"""What the author of a pod asks of its devices beyond their number, read from annotations.
+"""Constraints on a pod's devices beyond their number, read from annotations.
 
-Constraints only narrow what is free, so every author of a pod may set them. Annotations can change while the pod runs:
-they decide where a pod goes, never what a pod has.
+Constraints only narrow the choice among free devices, so every author of a pod may set them. Annotations can change
+while the pod runs: they affect where a pod is placed, never the devices that it already has.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from neuron_plugin.allocation.resources import IdListError, parse_ids
 from neuron_plugin.topology import MOST_DEVICES, Unit
 
 LONGEST_CONSTRAINT = 1024
-"""Characters of one annotation: all device ids and some dozen names. Texts are remembered, so this bounds memory."""
+"""Characters of one annotation: all device ids and some dozen names. Texts are cached, so this bounds memory."""
 
 ANY_DEVICE = (1 << MOST_DEVICES) - 1
 
@@ -33,11 +33,11 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """What holds for all containers of a pod.
+    """The constraints that hold for all containers of a pod.
 
     ``products`` are names of products or families in lower case; empty means any. ``allowed_devices`` and
-    ``preferred_devices`` have bit N for device N. ``same_device`` are the places in the pod's request of the containers
-    that share one device. ``balance`` is the amount by which the least used device goes first.
+    ``preferred_devices`` have bit N for device N. ``same_device`` are the containers that share one device, by their
+    index in the pod's request. With ``balance``, the device with most left of that amount goes first.
     """
 
     products: frozenset[str] = frozenset()
@@ -49,16 +49,16 @@ class Constraints:
 
     @property
     def has_preference(self) -> bool:
-        """Whether anything but cost decides between the sets that are left."""
+        """Whether anything besides cost decides between the remaining sets."""
         return bool(self.preferred_devices or self.prefer_numa or self.balance)
 
 
 def read_constraints(
     annotations: Mapping[str, str], asked: Sequence[tuple[str, Unit]]
 ) -> Constraints | Rejection | None:
-    """The constraints of a pod, None without any, or which annotation cannot be read and what was expected.
+    """The constraints of a pod, None without any; a ``Rejection`` names the annotation that cannot be read.
 
-    ``asked`` has the name of each requesting container and the unit that it asks for.
+    ``asked`` has the name and the requested unit of each container.
     """
     texts = {key: annotations[key] for key in CONSTRAINT_KEYS if key in annotations}
     for key, text in texts.items():
@@ -74,7 +74,7 @@ def read_constraints(
 
 
 def _with(constraints: Constraints, key: str, text: str, asked: Sequence[tuple[str, Unit]]) -> Constraints:
-    """The constraints with one annotation more; a ValueError says what was expected."""
+    """The constraints with one more annotation; a ValueError names the expected value."""
     if key == DEVICE_NAME_KEY:
         return replace(constraints, products=frozenset(name.lower() for name in _names(text)))
     if key == ALLOW_KEY:

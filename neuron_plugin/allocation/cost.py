@@ -1,11 +1,11 @@
-"""What handing out a set takes from later pods.
+"""The cost of a set: how many sets later pods lose when it is handed out.
 
-A free core is worth what can still be built from it: the valid sets that contain it and are free now. A set's cost is
-what it breaks of those that are at least as large as itself. So singles go where a row or a device is broken already,
-and whole rows and halves stay whole as long as leftovers suffice.
+A chosen set breaks every free valid set that overlaps it. Its cost counts the broken sets that are at least as large as
+itself. So single devices go to rows that are broken already, and whole rows and halves of a torus stay whole as long as
+leftovers suffice.
 
-All valid sets of a shape are numbered once, and a *family* is a bit mask over those numbers. Which sets a core is
-part of is one family, so "the free sets that this choice breaks" is a few integer operations however many there are.
+All valid sets of a shape are numbered once, and a *family* is a bit mask over those numbers. The sets with a given core
+are one family, so the sets that a choice breaks are found by a few integer operations.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from functools import lru_cache
 
 from neuron_plugin.topology import (
     MOST_SHAPES,
+    TORI,
     CoreMask,
     Geometry,
-    Topology,
     Unit,
     cores_in,
     sets_by_count,
@@ -27,10 +27,10 @@ from neuron_plugin.topology import (
 
 
 def cost(geometry: Geometry, free: int, chosen: int) -> int:
-    """What ``chosen``, a part of ``free``, breaks; 0 means later pods lose nothing of its size or larger.
+    """The cost of ``chosen``, a part of ``free``; 0 means that it breaks no other set of its size or larger.
 
-    Each broken set weighs its size in devices: losing a half takes more from a later pod than losing a row. Cores
-    outside the geometry count for nothing.
+    Each broken set weighs its size in devices: a broken half costs more than a broken row. Cores outside the geometry
+    are ignored.
     """
     return costs(geometry, free, (CoreMask(chosen & geometry.all_mask),))[0]
 
@@ -45,9 +45,9 @@ def costs(geometry: Geometry, free: int, sets: Iterable[CoreMask]) -> list[int]:
 
 
 def devices_lost(geometry: Geometry, free: int, chosen: int) -> float:
-    """How many devices' worth of later pods a node can take less once ``chosen`` is gone, on average over their sizes.
+    """How many fewer devices later pods can use once ``chosen`` is taken, on average over the sizes of pods.
 
-    Costs count sets, of which every geometry has its own number; this compares nodes of unlike hardware.
+    Costs cannot compare nodes of unlike hardware, because geometries differ in their number of sets; this can.
     """
     within, shape = free & geometry.all_mask, geometry.shape
     return _devices_usable(shape, within) - _devices_usable(shape, within & ~chosen)
@@ -55,9 +55,9 @@ def devices_lost(geometry: Geometry, free: int, chosen: int) -> float:
 
 @lru_cache(maxsize=4_096)
 def _devices_usable(shape: Geometry, free: int) -> float:
-    """The devices that as many pods of one size as fit would use together, on average over the sizes.
+    """How many devices are used when a node is filled with pods of one size, on average over the sizes.
 
-    A size is a part of a device, or whole devices: by count, or as cores, which may be two devices on Trn2.
+    A size is a part of a device, a count of devices, or a count of cores: two devices can be had as cores on Trn2.
     """
     per_device, every = shape.cores_per_device, dict(sets_by_count(shape, Unit.CORE))
     every |= {count * per_device: masks for count, masks in sets_by_count(shape, Unit.DEVICE).items()}
@@ -67,7 +67,7 @@ def _devices_usable(shape: Geometry, free: int) -> float:
 
 
 def most_disjoint(masks: Iterable[CoreMask]) -> int:
-    """How many of these equally long windows, ascending, can be had together: the first that fits is always right."""
+    """How many of these windows, equally long and ascending, can be had together: greedy choice is optimal."""
     taken, most = 0, 0
     for mask in masks:
         if not mask & taken:
@@ -77,12 +77,12 @@ def most_disjoint(masks: Iterable[CoreMask]) -> int:
 
 
 def tie_rank(geometry: Geometry, free: int, pods: int) -> int:
-    """How nodes of equal cost compare: the least wins, and of equals the lowest name.
+    """The rank of a node among nodes of equal cost: the lowest wins, then the lowest name.
 
-    The node that is used most comes first, so that empty nodes stay empty: on a torus the one with most pods, elsewhere
-    the one with the least free.
+    The most used node comes first, so that empty nodes stay empty: on a torus the node with most pods, elsewhere the
+    node with the fewest free cores.
     """
-    return -pods if geometry.topology is Topology.TORUS else free.bit_count()
+    return -pods if geometry.topology in TORI else free.bit_count()
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class _SetCatalogue:
     by_weight: tuple[tuple[int, int], ...]
     numbers: dict[int, int]
     broken_by: dict[int, int]
-    """What each valid set breaks; filled as they are asked for, so it never outgrows the valid sets."""
+    """The family that each valid set breaks, computed when first needed."""
 
     def touching(self, mask: int) -> int:
         """The family of sets with a core in ``mask``."""
@@ -106,7 +106,7 @@ class _SetCatalogue:
         return family
 
     def breaking(self, mask: int) -> int:
-        """The family of sets that ``mask`` breaks: those it touches, at least as large, and not itself."""
+        """The family of sets that ``mask`` breaks: they overlap it, are at least as large, and differ from it."""
         if mask in self.broken_by:
             return self.broken_by[mask]
         smaller = bisect_left(self.sizes, mask.bit_count())
@@ -121,10 +121,10 @@ def _catalogue(shape: Geometry) -> _SetCatalogue:
     every = {mask for unit in Unit for masks in sets_by_count(shape, unit).values() for mask in masks}
     masks = sorted(every, key=lambda mask: (mask.bit_count(), mask))
     rows = [format(mask, f"0{shape.core_count}b") for mask in reversed(masks)]
-    columns = reversed(list(zip(*rows, strict=True)))  # each core's family, in a table whose rows are the sets
+    columns = reversed(list(zip(*rows, strict=True)))  # each core's family: rows are sets, columns are cores
     sizes = tuple(mask.bit_count() for mask in masks)
     weights = [-(-size // shape.cores_per_device) for size in sizes]
-    # A family is made of text: bit by bit takes seconds for the largest geometries.
+    # Families are parsed from text: to set bit by bit takes seconds for the largest geometries.
     texts = {weight: "".join("01"[own == weight] for own in reversed(weights)) for weight in set(weights)}
     return _SetCatalogue(
         sizes=sizes,

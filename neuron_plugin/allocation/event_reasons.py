@@ -1,7 +1,7 @@
-"""The reasons of the events that the plugin and the placement controller write: for people, scripts and alerts.
+"""The reasons of the events that the plugin and the placement controller write.
 
-A reason is a contract with those who filter by it: it stands here once. What each means for an operator, and what to
-do, is in docs/troubleshooting.md.
+People, scripts and alerts filter by them, so each is defined once and not renamed. docs/troubleshooting.md explains
+each.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import enum
 
 
 class EventReason(enum.StrEnum):
-    """Why there is an event."""
+    """The reason of an event."""
 
     # The plugin, on a pod.
     DEVICE_UNHEALTHY = "NeuronDeviceUnhealthy"

@@ -1,7 +1,7 @@
-"""What a node's plugin tells the cluster about its hardware, as the text of one node annotation.
+"""A node's hardware as its plugin publishes it: the text of one node annotation.
 
-The plugin writes it, the extender reads it, both through this module: versioned JSON, so that either side can be
-upgraded first. A version the reader does not know is refused by name, never guessed.
+The plugin writes the annotation and the extender reads it, both by this module. It is versioned JSON, so that either
+side can be upgraded first; an unknown version is refused.
 """
 
 from __future__ import annotations
@@ -19,34 +19,33 @@ from neuron_plugin.allocation.resources import parse_ids
 from neuron_plugin.topology import MOST_CORES_PER_DEVICE, MOST_DEVICES, CoreMask, Geometry, Topology, Unit
 
 VERSION = 1
-"""Of the annotation's form."""
+"""Version of the annotation's format."""
 
 DISABLED_REASON = f"disabled by the node's annotation {DISABLE_KEY}"
-"""Why such a device is not handed out."""
+"""The reason that is shown for a disabled device."""
 
 _LONGEST_TEXT = 65_536
-"""Characters of an annotation that are read."""
+"""Characters of an annotation; a longer one is refused."""
 LONGEST_WORD = 256
 """Characters of a name; a longer one is refused."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class InventoryError(ValueError):
-    """An inventory annotation that cannot be used; the text names the field, its value and what was expected."""
+    """An inventory annotation that cannot be used; the text names the field, its value and the expected value."""
 
 
 @dataclass(frozen=True)
 class NodeInventory:
-    """The hardware of one node: its geometry, which devices are there, and what is wrong with some of them.
+    """The hardware of one node: its geometry, the devices that are present, and faults of devices.
 
-    ``unhealthy`` maps a device id to the reason; a nominal device that is not ``present`` is missing. ``disabled`` are
-    devices that an operator has taken out of service, healthy or not.
-    ``held_down`` are unhealthy only because of a pod that has ended and may still use them. ``vanished_pods`` are the
-    UIDs of the latest pods whose end the node has seen before they were seen to stop. What they may still use is held
-    down, so a wait for one of them may end.
-    ``logical_core_size`` is the LNC in force. ``claim_driver`` is the driver of DRA by whose claims the devices are
-    given, empty where they are counted as extended resources. What follows is for people, nothing is decided by it:
-    ``physical_cores_per_device`` is 0 when unknown, ``ultraserver`` has the ids in an UltraServer by name.
+    ``unhealthy`` maps a device id to the reason; a nominal device that is not ``present`` is missing. ``disabled``
+    devices were taken out of service by an operator, healthy or not. ``held_down`` devices are unhealthy only because
+    an ended pod may still use them. ``vanished_pods`` are the UIDs of the latest pods that are gone from the API before
+    the node saw them stop. Their devices are held down, so no one has to wait for these pods. ``logical_core_size`` is
+    the LNC in force. ``claim_driver`` is the DRA driver whose claims give the devices, empty if devices are extended
+    resources. Two fields are for display only: ``physical_cores_per_device`` is 0 when unknown, ``ultraserver`` has the
+    node's ids in an UltraServer by name.
     """
 
     geometry: Geometry
@@ -64,7 +63,7 @@ class NodeInventory:
 
     @property
     def listed(self) -> tuple[int, ...]:
-        """The devices that are shown to the kubelet: those present, and missing ones that have a reason."""
+        """The devices that are listed to the kubelet: present ones, and missing ones that have a reason."""
         return tuple(sorted({*self.present, *self.unhealthy}))
 
     @cached_property
@@ -84,7 +83,7 @@ def disabled_devices(text: str) -> tuple[int, ...]:
     """Read the value of ``DISABLE_KEY``: ids and ranges as ``5,7`` or ``0-3``; an empty text disables no device.
 
     Raises:
-        IdListError: it is no list of ids.
+        IdListError: the text is no list of ids.
     """
     return parse_ids(text) if text.strip() else ()
 
@@ -92,7 +91,7 @@ def disabled_devices(text: str) -> tuple[int, ...]:
 def write_inventory(inventory: NodeInventory) -> str:
     """The annotation's text; equal inventories give equal texts.
 
-    A disabled device is among the unhealthy ones, too, for a reader that does not know of disabled devices.
+    A disabled device is written as unhealthy, too, for an older reader that does not know disabled devices.
     """
     geometry = inventory.geometry
     unhealthy = {**dict.fromkeys(inventory.disabled, DISABLED_REASON), **inventory.unhealthy}
@@ -127,7 +126,7 @@ def write_inventory(inventory: NodeInventory) -> str:
 
 
 def read_inventory(text: str) -> NodeInventory:
-    """Read the annotation's text; unknown fields of the same version are passed over.
+    """Read the annotation's text; unknown fields of the same version are ignored.
 
     Raises:
         InventoryError: no JSON object, another version, or a field that is missing or out of range.
@@ -179,18 +178,18 @@ class _Fields:
         self._fields = fields
 
     def integer(self, key: str, low: int, high: int, absent: int | None = None) -> int:
-        """A whole number; ``absent`` stands in where an older plugin did not tell it."""
+        """A whole number; ``absent`` is the value if an older plugin did not write the field."""
         return self._integer(key, self._fields.get(key, absent), low, high)
 
     def words(self, key: str) -> dict[str, str]:
-        """Short texts by name, none from an older plugin."""
+        """Short texts by name; empty if an older plugin did not write the field."""
         value = self._fields.get(key, {})
         if not isinstance(value, dict) or not all(_is_word(word) for item in value.items() for word in item):
             raise InventoryError(f"{key} is {_short(value)}, expected short texts by name")
         return value
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """Short texts, none from an older plugin."""
+        """Short texts; empty if an older plugin did not write the field."""
         value = self._fields.get(key, [])
         if not isinstance(value, list) or not all(map(_is_word, value)):
             raise InventoryError(f"{key} is {_short(value)}, expected a list of short texts")
@@ -232,10 +231,10 @@ def _is_word(value: object) -> TypeGuard[str]:
 
 
 def _is_text(value: object) -> TypeGuard[str]:
-    """Text that can be passed on: JSON can spell half a surrogate pair, which cannot be encoded in an answer."""
+    """Whether a value is text that can be encoded again: JSON may contain half a surrogate pair, which cannot."""
     return isinstance(value, str) and not _SURROGATE.search(value)
 
 
 def _short(value: object) -> str:
-    """Bounded in depth as well: what JSON can nest, ``repr`` may not be able to print."""
+    """A value for an error text. Depth is bounded, too: ``repr`` fails on deeply nested JSON."""
     return reprlib.repr(value)[:60]

@@ -1,8 +1,8 @@
-"""What a pod's constraints and amounts leave of a node's free cores, container by container.
+"""Narrows a node's free cores by a pod's constraints and amounts, container by container.
 
-Constraints become masks and amounts become what is left on each device, so they only take sets away before the usual
-choice; among equals a preference decides. What a set costs later pods is worked out from all that is free, as ever.
-Amounts are held by pods as cores are: what is left follows from the pods on the node, and is stored nowhere.
+Constraints become masks, and amounts become the rest on each device. Both only exclude sets before the usual choice;
+preferences order the remaining sets. The cost of a set still counts all free cores. Like cores, amounts are held by
+pods: the rest follows from the pods on the node and is not stored.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.topology import MOST_SHAPES, NO_CORES, CoreMask, Geometry, InstanceType, Unit, family_of
 
 ByDevice = tuple[tuple[str, tuple[int, ...]], ...]
-"""Amounts by name, and for each a number per device."""
+"""Amounts by name, each with a number for every device."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """What constraints ask about the devices of a node, which are all of one product.
+    """The facts about a node's devices that constraints need. All devices of a node are of one product.
 
-    ``names`` are the product and its family in lower case. ``amounts`` is what each device has. ``used`` is what pods
-    have of it, and is empty where no pod on the node asked for any. ``disabled_mask`` are cores that could be
-    handed out if an operator had not disabled their devices.
+    ``names`` are the product and its family in lower case. ``amounts`` are those of each device. ``used`` are the
+    amounts that pods have, empty if no pod on the node asked for any. ``disabled_mask`` are cores that could be handed
+    out if an operator had not disabled their devices.
     """
 
     names: frozenset[str] = frozenset()
@@ -52,32 +52,32 @@ class DeviceFacts:
 
     @property
     def unused(self) -> DeviceFacts:
-        """The same without any pod."""
+        """The facts of the node without its pods."""
         return replace(self, used=()) if self.used else self
 
 
 NO_FACTS = DeviceFacts()
 
 _REMEMBERED = 4_096
-"""Answers kept by geometry, request and facts: a cluster has few of each, and every free mask meets the same."""
+"""Cached answers by geometry, request and facts: a cluster has few of each, and they do not depend on free cores."""
 
 
 @lru_cache(maxsize=MOST_SHAPES)
 def device_facts(device_name: str, instance_type: str, known: InstanceType | None) -> DeviceFacts:
-    """The facts of a node from what its plugin says and from the catalogue's entry for its type, if there is one."""
+    """The facts of a node, from its plugin and from the catalogue's entry for its type, if any."""
     product = device_name or (known.device_name if known else "")
     names = frozenset(filter(None, (product.lower(), family_of(instance_type) if product else "")))
     return DeviceFacts(names, known.numa_nodes, known.device_amounts) if known else DeviceFacts(names)
 
 
 def unconstrained(request: PodRequest) -> PodRequest:
-    """The same counts and nothing else."""
+    """The request with its counts alone."""
     return tuple(replace(container, amounts=(), constraints=None, attributes=()) for container in request)
 
 
 @lru_cache(maxsize=_REMEMBERED)
 def never_met(geometry: Geometry, request: PodRequest, facts: DeviceFacts) -> Rejection | None:
-    """Why a node like this one meets a request in no state; None if that is not known."""
+    """Why a node like this can never meet a request, whatever is free; None if nothing speaks against it."""
     constraints = request[0].constraints
     if isinstance(constraints, Rejection):
         return constraints
@@ -115,7 +115,7 @@ def never_met(geometry: Geometry, request: PodRequest, facts: DeviceFacts) -> Re
 
 
 def usable_mask(geometry: Geometry, container: ContainerRequest, facts: DeviceFacts) -> int:
-    """The cores that constraints and amounts leave to a container by itself, in use or not; all bits without any."""
+    """The cores that constraints and amounts allow a container by itself, used or not; all bits without any."""
     narrows = container.amounts or container.constraints or container.attributes
     return _usable_mask(geometry, container, facts) if narrows else -1
 
@@ -133,10 +133,9 @@ def _usable_mask(geometry: Geometry, container: ContainerRequest, facts: DeviceF
 def constraint_not_kept(
     geometry: Geometry, request: PodRequest, facts: DeviceFacts, has: Mapping[str, CoreMask]
 ) -> str:
-    """Which constraint does not hold for what a pod was given, ``has`` by container; empty if all hold.
+    """Which constraint a pod's cores break, ``has`` by container; empty if they keep all.
 
-    Without the extender a pod goes where the scheduler counts enough devices, and the kubelet does not know its pods'
-    annotations.
+    Without the extender, the scheduler only counts devices, and the kubelet does not know annotations of pods.
     """
     constraints = request[0].constraints
     if not isinstance(constraints, Constraints) or not has:
@@ -157,14 +156,14 @@ def constraint_not_kept(
 
 
 class Left(NamedTuple):
-    """What the containers placed so far leave: where those lie that share a device, and amounts by device."""
+    """The rest after the containers placed so far: the cores of the shared device, and amounts by device."""
 
     shared_mask: int
     amounts: ByDevice
 
 
 class Narrowing:
-    """The constraints of one request on one node; ``request`` is one that ``never_met`` says nothing against."""
+    """The constraints of one request on one node; ``never_met`` must not have refused ``request``."""
 
     def __init__(self, geometry: Geometry, free: int, request: PodRequest, facts: DeviceFacts) -> None:
         constraints = request[0].constraints
@@ -199,7 +198,7 @@ class Narrowing:
         return not (self._constraints.same_device or differ or any(container.amounts for container in self._request))
 
     def options(self, place: int, sets: Sequence[CoreMask], left: Left) -> tuple[CoreMask, ...]:
-        """Those of some sets that a container may have, the preferred ones first and else in the order given."""
+        """The sets that a container may have, preferred ones first and otherwise in the given order."""
         usable = self.usable_mask(place, left)
         usable_sets = [mask for mask in sets if mask & usable == mask]
         if self._constraints.has_preference:
@@ -208,7 +207,7 @@ class Narrowing:
         return tuple(usable_sets)
 
     def usable_mask(self, place: int, left: Left) -> CoreMask:
-        """The cores that a container may have, in use or not."""
+        """The cores that a container may have, used or not."""
         usable, rows = int(self._allowed_mask), dict(left.amounts)
         usable &= _cores_with(self._geometry, self._request[place].attributes)
         if place in self._constraints.same_device:
@@ -218,7 +217,7 @@ class Narrowing:
         return CoreMask(usable)
 
     def after(self, place: int, mask: CoreMask, left: Left) -> Left:
-        """What is left once a container has these cores. What init containers had of amounts comes back."""
+        """The rest once a container has these cores. The amounts of plain init containers are free again."""
         container, devices = self._request[place], self._geometry.devices_touched(mask)
         shared_mask, amounts = left
         if place in self._constraints.same_device:
@@ -236,7 +235,7 @@ class Narrowing:
         return tuple((name, amount // devices) for name, amount in container.amounts)
 
     def _rank(self, mask: CoreMask, row: tuple[int, ...]) -> tuple[int, int, int]:
-        """Devices that are not preferred, NUMA nodes, and the least that is left of what is to be balanced."""
+        """Sort key: devices that are not preferred, NUMA nodes, and minus the smallest rest of the balanced amount."""
         devices, preferred = self._geometry.devices_touched(mask), self._constraints.preferred_devices
         others = sum(not preferred >> device & 1 for device in devices) if preferred else 0
         nodes = {self._facts.numa_nodes[device] for device in devices if device < len(self._facts.numa_nodes)}

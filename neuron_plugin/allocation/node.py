@@ -1,8 +1,7 @@
-"""A node with Neuron: its hardware, who has what of it, and what it can still give.
+"""A node with Neuron: its hardware, its allocations, and its free cores.
 
-``NeuronNode`` is what the Node object says; ``cluster`` decodes it. ``NodeInfo`` is derived from it and from the pods
-on the node, and never edited: each change makes another one. So a plan asks "what would be" of the same values from
-which the placement controller decides.
+``NeuronNode`` has the facts of a Node object, which ``cluster`` decodes. ``NodeInfo`` is derived from it and from the
+pods on the node. It is immutable, so a plan can change a copy and ask the same functions as the placement controller.
 """
 
 from __future__ import annotations
@@ -35,11 +34,10 @@ ANY_NODE = NodeRules()
 
 @dataclass(frozen=True, slots=True)
 class NeuronNode:
-    """The part of a Node object that matters here: its hardware, or why that is not known, and its scheduling rules.
+    """The relevant parts of a Node object: its hardware, or why that is unknown, and its scheduling rules.
 
-    ``preflight`` is how its check before it takes pods went, and ``boot_id`` names the boot that its machine is in.
-    ``address`` is its first one inside the cluster's network. ``created`` is when the object was made, in unix seconds;
-    0 where that is not known.
+    ``preflight`` is the result of its pre-flight check. ``boot_id`` is the machine's current boot. ``address`` is its
+    first internal IP. ``created`` is the object's creation time in unix seconds, 0 if unknown.
     """
 
     name: str
@@ -54,18 +52,18 @@ class NeuronNode:
 
     @property
     def cordoned(self) -> bool:
-        """Whether kube-scheduler puts no pod there that does not tolerate it."""
+        """Whether the node is unschedulable: only pods that tolerate it are placed there."""
         return self.rules.cordoned
 
     @property
     def unhealthy(self) -> Mapping[int, str]:
-        """Why devices are unhealthy, as far as that is known."""
+        """The reasons of unhealthy devices, by id; empty if the hardware is unknown."""
         return {} if isinstance(self.inventory, Rejection) else self.inventory.unhealthy
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Capacity:
-    """What an open node can give: all that a verdict depends on.
+    """The state of an open node that a verdict depends on.
 
     A cluster of thousands of nodes has few distinct capacities. Each is one object (see ``capacity_of``), compared by
     identity, so that equal nodes share their verdicts for the price of a dictionary look-up.
@@ -90,7 +88,7 @@ _capacities: WeakValueDictionary[tuple[Geometry, int, int, DeviceFacts], Capacit
 def capacity_of(
     geometry: Geometry, healthy_mask: CoreMask, free_mask: CoreMask, facts: DeviceFacts = NO_FACTS
 ) -> Capacity:
-    """The one ``Capacity`` of these values; it lives as long as a node or a remembered verdict refers to it."""
+    """The only ``Capacity`` with these values; it lives as long as a node or a cached verdict refers to it."""
     key = (geometry, healthy_mask, free_mask, facts)
     capacity = _capacities.get(key)
     if capacity is None:
@@ -100,10 +98,10 @@ def capacity_of(
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Cores of a node that are kept for one waiting pod: others are moved away for it, or its promise is void.
+    """Cores of a node that are kept for one waiting pod, because others are moved away for it or its promise is void.
 
-    It is no allocation: those others may still have the cores. A spare node of a group is lent to pods that may be
-    moved and have a lower priority than ``lent_below``. That is None for what is kept for one pod, or one rank.
+    It is no allocation: other pods may still have the cores. A spare node of a group is lent to movable pods with a
+    lower priority than ``lent_below``. ``lent_below`` is None if the cores are kept for one pod or one rank.
     """
 
     pod: PodReference
@@ -114,13 +112,12 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """One node at one moment: its hardware, who has what, and what it can give.
+    """One node at one moment: its hardware, allocations and capacity.
 
-    ``unclear`` are pods whose allocation is not known for certain, with the reason. A node with one is closed: to guess
-    would hand the same cores out twice. ``capacity`` is the reason where a node takes no Neuron pod at all. ``void``
-    are pods whose promise cannot be kept, because an older one or a bound pod has the cores, or a device is not healthy
-    any more. Their cores are given to no other pod before the promise is taken off. ``unchecked`` is why the node's
-    pre-flight check closes it.
+    ``unclear`` are pods whose allocation is uncertain, with the reason. They close the node: a guess could hand the
+    same cores out twice. ``capacity`` is a ``Rejection`` if the node takes no Neuron pod. ``void`` are pods whose
+    promise cannot be kept: an older promise or a bound pod has the cores, or a device has become unhealthy. No other
+    pod gets their cores until the promise is removed. ``unchecked`` is why the pre-flight check closes the node.
     """
 
     node: NeuronNode
@@ -144,14 +141,14 @@ class NodeInfo:
 
     @property
     def closed(self) -> Rejection | None:
-        """Why the node takes no new Neuron pod; None for an open node. Few pods tolerate a cordoned node."""
+        """Why the node takes no new Neuron pod; None for an open node. A cordoned node counts as closed."""
         if isinstance(self.capacity, Rejection):
             return self.capacity
         return CORDONED if self.node.cordoned else None
 
     @property
     def details(self) -> tuple[str, ...]:
-        """What keeps the node closed, with names, as far as there is more to say than ``closed`` says."""
+        """Why the node is closed, in detail: pods, annotations, values; empty if ``closed`` says it all."""
         unchecked = (self.unchecked,) if self.unchecked else ()
         reasons = (*(reason for _, reason in self.unclear), *unchecked)
         return tuple(reason.detail for reason in reasons if reason.detail)
@@ -163,12 +160,12 @@ class NodeInfo:
 
     @property
     def reserved_mask(self) -> CoreMask:
-        """Every core that is kept for a waiting pod, whether it is free yet or not."""
+        """Every core that is kept for a waiting pod, free or not."""
         return mask_union(self.reservations)
 
     @property
     def free_mask(self) -> CoreMask:
-        """Healthy cores that no pod has and that are kept for none."""
+        """Healthy cores that no pod has and none is kept."""
         taken_mask = self.used_mask | self.reserved_mask
         return CoreMask(self.inventory.healthy_mask & ~taken_mask) if self.inventory else NO_CORES
 
@@ -195,7 +192,7 @@ class NodeInfo:
         )
 
     def without(self, uids: Collection[PodUid]) -> NodeInfo:
-        """The node as it would be without these pods, and without what is kept for them."""
+        """The node as it would be without these pods and their reservations."""
         return _node_info(
             self.node,
             tuple(allocation for allocation in self.ledger.allocations if allocation.pod.uid not in uids),
@@ -215,10 +212,10 @@ def node_info(
     promised: Iterable[NeuronPod] = (),
     unchecked: Rejection | None = None,
 ) -> NodeInfo:
-    """The state of a node that has these pods; ``stale`` says that its plugin has stopped renewing its Lease.
+    """The state of a node with these pods; ``stale``: its plugin has stopped renewing its Lease.
 
-    ``unchecked`` is why its pre-flight check closes it.
-    ``promised`` are pods that were placed there and are not bound. Of overlapping promises the younger is void.
+    ``unchecked`` is why the pre-flight check closes the node. ``promised`` are pods that were placed on the node and
+    are not bound. Of two overlapping promises the younger is void.
     """
     inventory = node.inventory
     if isinstance(inventory, Rejection):
@@ -236,7 +233,7 @@ def node_info(
         assigned = assigned_allocations(pod, inventory.geometry)
         if isinstance(assigned, Rejection) or (mask := mask_union(assigned)) & (used_mask | ~inventory.healthy_mask):
             void.append(pod.reference)
-            if not isinstance(assigned, Rejection):  # until its promise is off, it may be bound with it
+            if not isinstance(assigned, Rejection):  # it may be bound there until its promise is removed
                 reservations = (*reservations, Reservation(pod.reference, node.name, mask))
         else:
             used_mask |= mask
@@ -248,7 +245,7 @@ def node_info(
 
 
 def _all_of_node(pod: NeuronPod, inventory: NodeInventory) -> tuple[Allocation, ...]:
-    """What a pod without an assignment has if its one container asks for all that its node has: it can be only that."""
+    """The allocation of a pod without an assignment whose only container asks for all devices or cores of its node."""
     if pod.assignment is not None or isinstance(pod.request, Rejection) or len(pod.request) != 1:
         return ()
     (asked,) = pod.request
@@ -291,10 +288,10 @@ def _node_info(
 
 
 def _overlaps(ledger: Ledger) -> list[tuple[PodReference, Rejection]]:
-    """Pods that have what an earlier one has.
+    """Pods that have cores of an earlier pod.
 
-    It happens for a moment when the plugin corrects two pods that the kubelet admitted in the other order. Between its
-    two patches one pod's old cores look free and are not.
+    Pods overlap for a moment when the plugin corrects two pods that the kubelet admitted in the other order. Between
+    the two patches one pod's old cores look free and are not.
     """
     overlapping, seen = [], 0
     for uid, (first, *_) in ledger.by_pod.items():
@@ -310,9 +307,9 @@ def _overlaps(ledger: Ledger) -> list[tuple[PodReference, Rejection]]:
 
 
 def amounts_used(geometry: Geometry, pods: Iterable[Iterable[Allocation]]) -> ByDevice:
-    """What pods have of each amount on each device; of each pod its allocations in the order of its containers.
+    """How much of each amount pods have on each device; ``pods`` has the allocations of each pod in container order.
 
-    Of plain init containers, which run one after the other, a pod has the most that is needed at one time.
+    Plain init containers run one after another, so a pod counts with the most that it needs at one time.
     """
     totals: defaultdict[str, list[int]] = defaultdict(lambda: [0] * geometry.device_count)
     for allocations in pods:

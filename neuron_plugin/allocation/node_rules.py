@@ -1,6 +1,6 @@
-"""What a pod and a node say that kube-scheduler's own plugins look at, besides Neuron: values, without a judgement.
+"""The parts of pods and nodes for kube-scheduler's own plugins, besides Neuron: values, without a judgement.
 
-``planning/rules`` judges by them. Of a pod that is placed, labels and anti-affinity matter to others, too.
+``planning/rules`` judges by them. Labels and anti-affinity of a placed pod affect other pods, too.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ VOLUMES = "volumes"
 ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - compared, not listened on
 DEFAULT_SCHEDULER = "default-scheduler"
 SECOND_SCHEDULER = "neuron-scheduler"
-"""The name of the scheduler that asks our extender, beside the default one."""
+"""The name of the second scheduler, which uses our extender."""
 
 Quantities = tuple[tuple[str, int], ...]
-"""Amounts by resource name, in thousandths, by name. Neuron resources are left out: they are judged apart."""
+"""Amounts in thousandths by resource name, sorted by name. Neuron resources are left out: they are judged
+separately."""
 
 HostPort = tuple[str, str, int]
 """A host port: address, protocol, number."""
@@ -48,7 +49,7 @@ class Toleration:
     effect: str = ""
 
     def tolerates(self, taint: Taint) -> bool:
-        """Whether a pod with this toleration may go to a node with this taint."""
+        """Whether the toleration tolerates the taint."""
         if self.effect and self.effect != taint.effect:
             return False
         if self.key and self.key != taint.key:
@@ -81,7 +82,7 @@ class Requirement:
                 return value is not None
             case "DoesNotExist":
                 return value is None
-        with suppress(ValueError, TypeError):  # neither number: no node meets such a requirement
+        with suppress(ValueError, TypeError):  # one is no number: no node meets such a requirement
             (limit,), number = map(int, self.values), int(value)  # type: ignore[arg-type]  # None is a TypeError
             return number > limit if self.operator == "Gt" else self.operator == "Lt" and number < limit
         return False
@@ -89,7 +90,7 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class NodeSelectorTerm:
-    """Requirements that a node has to meet all at once. A term without any matches no node."""
+    """Requirements, all of which a node must meet. A term without requirements matches no node."""
 
     expressions: tuple[Requirement, ...] = ()
     fields: tuple[Requirement, ...] = ()
@@ -98,7 +99,7 @@ class NodeSelectorTerm:
         return " and ".join(map(str, (*self.expressions, *self.fields)))
 
     def matches(self, name: str, labels: Mapping[str, str]) -> bool:
-        """Whether the node of this name and these labels meets the term."""
+        """Whether a node with this name and these labels matches the term."""
         if not (self.expressions or self.fields):
             return False
         named = {"metadata.name": name}
@@ -108,9 +109,9 @@ class NodeSelectorTerm:
 
 
 def pinned(terms: tuple[NodeSelectorTerm, ...] | None, pins: tuple[Requirement, ...]) -> tuple[NodeSelectorTerm, ...]:
-    """Required terms with more requirements of a node's name: each as it was, and these.
+    """Required terms with ``pins`` added to each: requirements of the node's name.
 
-    A term without any requirement matches nothing, and has to stay so.
+    A term without requirements matches no node, and must stay so.
     """
     if terms is None:
         return (NodeSelectorTerm(fields=pins),)
@@ -122,9 +123,9 @@ def pinned(terms: tuple[NodeSelectorTerm, ...] | None, pins: tuple[Requirement, 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class PodLabels:
-    """Namespace and labels of a pod, by which other pods' rules mean it. Equal ones are one object: ``pod_labels``.
+    """Namespace and labels of a pod, for rules of other pods. Equal ones are one object: see ``pod_labels``.
 
-    The pods of a template mostly share theirs, so a cluster has far fewer of them than pods.
+    Pods of one template mostly have equal labels, so a cluster has far fewer of them than pods.
     """
 
     namespace: str
@@ -138,7 +139,7 @@ _pod_labels: WeakValueDictionary[tuple[str, tuple[tuple[str, str], ...]], PodLab
 
 
 def pod_labels(namespace: str, labels: Mapping[str, str]) -> PodLabels:
-    """The one ``PodLabels`` of a namespace and these labels."""
+    """The only ``PodLabels`` with this namespace and these labels."""
     key = namespace, tuple(sorted(labels.items()))
     known = _pod_labels.get(key)
     if known is None:
@@ -152,9 +153,9 @@ NO_LABELS = pod_labels("", {})
 
 @dataclass(frozen=True, slots=True)
 class PodSelector:
-    """Which pods a rule means: by namespace, named or chosen by its labels, and by their own labels.
+    """Selects pods by namespace, named or selected by its labels, and by their own labels.
 
-    ``labels`` of None mean no pod, an empty tuple any. ``namespace_labels`` of None choose no namespace.
+    ``labels`` None selects no pod, an empty tuple every pod. ``namespace_labels`` None selects no namespace.
     """
 
     namespaces: tuple[str, ...]
@@ -162,7 +163,7 @@ class PodSelector:
     namespace_labels: tuple[Requirement, ...] | None = None
 
     def matches(self, pod: PodLabels, namespaces: Mapping[str, Mapping[str, str]]) -> bool:
-        """Whether a pod is meant; ``namespaces`` has the labels of each namespace."""
+        """Whether a pod is selected; ``namespaces`` has the labels of each namespace."""
         if pod.namespace not in self.namespaces:
             chosen, labels = self.namespace_labels, namespaces.get(pod.namespace, {})
             if chosen is None or not all(requirement.is_met(labels) for requirement in chosen):
@@ -172,14 +173,14 @@ class PodSelector:
 
 @dataclass(frozen=True, slots=True)
 class PodTerm:
-    """One term of a pod affinity or anti-affinity: with or apart from such pods, by the domains of a node label."""
+    """One term of a pod affinity or anti-affinity: selected pods, and the node label that defines domains."""
 
     selector: PodSelector
     topology_key: str
 
 
 class PlacedPod(NamedTuple):
-    """A pod on a node, bound or promised there; ``anti_affinity`` and ``claims`` as ``PodRules`` has them."""
+    """A pod that is bound to or promised on a node; for ``anti_affinity`` and ``claims`` see ``PodRules``."""
 
     node: str
     labels: PodLabels
@@ -191,9 +192,9 @@ class PlacedPod(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A topology spread constraint; ``hard`` is ``DoNotSchedule``. Policies that are not set have their defaults here.
+    """A topology spread constraint; ``hard`` is ``DoNotSchedule``. Unset policies have their defaults.
 
-    ``labels`` choose pods of the pod's own namespace; those of ``matchLabelKeys`` are among them.
+    ``labels`` select pods of the pod's own namespace, and include the labels of ``matchLabelKeys``.
     """
 
     topology_key: str
@@ -207,7 +208,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Preferences:
-    """What the pod itself would rather have, each with its weight; a negative weight keeps apart from such pods."""
+    """The pod's preferences with their weights; a negative weight means anti-affinity."""
 
     nodes: tuple[tuple[int, NodeSelectorTerm], ...] = ()
     pods: tuple[tuple[int, PodTerm], ...] = ()
@@ -218,13 +219,13 @@ NO_PREFERENCES = Preferences()
 
 @dataclass(frozen=True, slots=True)
 class PodRules:
-    """The part of a pod by which kube-scheduler chooses nodes. Pods of one template have equal rules.
+    """The parts of a pod by which kube-scheduler chooses nodes. Pods of one template have equal rules.
 
-    ``terms`` are those of the required node affinity, of which a node has to match one; None without an affinity.
-    ``needs`` has one pod of ``pods``. ``claims`` are the names of its PersistentVolumeClaims. A pod with ``gates`` is
-    not scheduled yet. ``neuron`` is what kube-scheduler counts of Neuron, by resource name. ``resource_claims``: it has
-    claims of DRA, which only their own driver can judge. ``claim_driver`` is the driver by whose claims it asks for
-    Neuron. ``affinity`` and ``anti_affinity`` are the required terms, and ``spread`` all constraints.
+    ``terms`` is the required node affinity: a node must match one of them; None without an affinity. ``needs`` includes
+    one of the resource ``pods``. ``claims`` are the names of its PersistentVolumeClaims. A pod with ``gates`` is not
+    scheduled yet. ``neuron`` are the Neuron resources that kube-scheduler counts, by name. ``resource_claims``: it has
+    DRA claims, which only their driver can judge. ``claim_driver`` is the driver whose claims ask for Neuron.
+    ``affinity`` and ``anti_affinity`` are the required terms, and ``spread`` all constraints.
     """
 
     scheduler_name: str = DEFAULT_SCHEDULER
@@ -245,13 +246,13 @@ class PodRules:
 
     @property
     def selectors(self) -> tuple[PodSelector, ...]:
-        """The pods that decide where this one may go, and those that it prefers or avoids."""
+        """Selectors of the pods that its rules and preferences depend on."""
         terms = (*self.affinity, *self.anti_affinity, *(term for _, term in self.preferences.pods))
         return tuple(term.selector for term in terms)
 
     @property
     def depends_on_pods(self) -> bool:
-        """Whether pods that are there decide where this one may go."""
+        """Whether existing pods decide where this one may go."""
         return bool(self.affinity or self.anti_affinity or any(spread.hard for spread in self.spread))
 
     @property
@@ -266,10 +267,10 @@ _LOST = frozenset({"node.kubernetes.io/unreachable", "node.kubernetes.io/not-rea
 
 @dataclass(frozen=True, slots=True)
 class NodeRules:
-    """The part of a node that these rules are about.
+    """The parts of a node for these rules.
 
-    ``allocatable`` is what it has for pods, and ``neuron`` what it offers of Neuron, by resource name, as its kubelet
-    last said. ``claim_driver`` is the driver of DRA by whose claims its devices are given.
+    ``allocatable`` are its quantities for pods, and ``neuron`` those of Neuron resources, as last reported by its
+    kubelet. ``claim_driver`` is the DRA driver whose claims give its devices.
     """
 
     cordoned: bool = False
@@ -281,13 +282,13 @@ class NodeRules:
 
     @property
     def lost(self) -> bool:
-        """Whether the node is not ready, or cannot be reached: what ends there may never be seen to end."""
+        """Whether the node is not ready, or unreachable: the end of its pods may never be seen."""
         return any(taint.key in _LOST for taint in self.taints)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeUse:
-    """What the live pods of a node ask for in sum, and the host ports that they have."""
+    """The sum of requests of a node's live pods, and their host ports."""
 
     amounts: Mapping[str, int] = field(default_factory=dict)
     ports: frozenset[HostPort] = frozenset()
@@ -300,11 +301,11 @@ class NodeUse:
 
 NO_USE = NodeUse()
 TAKEN_BY_OTHERS = frozenset({"cpu", "memory"})
-"""What pods without Neuron take, too."""
+"""Resources that pods without Neuron use, too."""
 
 
 def node_use(pods: Iterable[tuple[Quantities, frozenset[HostPort]]]) -> NodeUse:
-    """The use of a node by pods with these needs and host ports."""
+    """The use of a node by pods with these requests and host ports."""
     amounts: dict[str, int] = {}
     all_ports = frozenset[HostPort]()
     for needs, ports in pods:

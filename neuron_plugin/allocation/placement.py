@@ -1,13 +1,13 @@
 """A set for every requesting container of a pod, or why the pod does not fit.
 
-Pure functions of (geometry, free cores, request), so the plugin and the extender, given the same node, choose the same
-sets. Among the sets that fit, the one that costs later pods least: it breaks the fewest free sets of its size or larger
+Pure functions of geometry, free cores and request, so plugin and extender choose the same sets on the same node. Of the
+sets that fit, the one that costs later pods least is chosen: it breaks the fewest free sets of its size or larger
 (``cost``). Ties go to the lowest ids.
 
-The kubelet walks a pod's containers in order and gives later containers what plain init containers had, per resource
-name. A container that needs no more than that gets a part of it unasked; one that needs more must include all of it
-(pkg/kubelet/cm/devicemanager/manager.go, devicesToAllocate). A placement follows the same walk, so what it promises is
-what admission will do.
+The kubelet walks a pod's containers in order. It re-uses the devices of plain init containers for later ones, per
+resource name. A container that needs no more than these gets a part of them without a choice; one that needs more must
+include them all (pkg/kubelet/cm/devicemanager/manager.go, devicesToAllocate). A placement follows the same walk, so
+admission can follow the placement.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.topology import NO_CORES, CoreMask, Geometry, Unit, valid_sets
 
 _MEMO_SIZE = 16_384
-"""Distinct (geometry, free mask, request) states kept, some 20 MB at most; a cluster shows fewer at a time."""
+"""Cached states (geometry, free mask, request), some 20 MB at most; a cluster has fewer at a time."""
 
 
 def fitting(geometry: Geometry, free: int, unit: Unit, count: int, must_include: int = NO_CORES) -> list[CoreMask]:
@@ -64,9 +64,9 @@ def fitting(geometry: Geometry, free: int, unit: Unit, count: int, must_include:
 def candidates(
     geometry: Geometry, free: int, unit: Unit, count: int, must_include: int = NO_CORES, *, usable: int | None = None
 ) -> tuple[CoreMask, ...]:
-    """The same sets, best first: by what they cost later pods, then by lowest ids.
+    """The same sets, best first: by their cost for later pods, then by lowest ids.
 
-    They lie inside ``usable``, the part of ``free`` that the pod may have, where only a part is.
+    They lie inside ``usable`` if it is given: the part of ``free`` that the pod may have.
     """
     sets = fitting(geometry, free if usable is None else usable, unit, count, must_include)
     if len(sets) <= 1:
@@ -78,7 +78,7 @@ def choose(geometry: Geometry, free: int, unit: Unit, count: int, must_include: 
     """The best set of ``count`` devices or cores, or the reason there is none.
 
     ``free`` are the cores that are not in use, of devices that are present and healthy; ``must_include`` is part of it.
-    Bits of ``free`` outside the geometry count for nothing.
+    Bits of ``free`` outside the geometry are ignored.
     """
     within = free & geometry.all_mask
     sets = candidates(geometry, within, unit, count, must_include)
@@ -86,7 +86,7 @@ def choose(geometry: Geometry, free: int, unit: Unit, count: int, must_include: 
 
 
 def why_not(geometry: Geometry, free: int, unit: Unit, count: int) -> Rejection:
-    """The reason why no set of ``count`` lies in ``free``; asked only when there is none."""
+    """The reason why no set of ``count`` lies in ``free``; only called if there is none."""
     whole = geometry.device_count if unit is Unit.DEVICE else geometry.core_count
     if count > whole:
         return too_many(geometry, unit, count)
@@ -97,15 +97,15 @@ def why_not(geometry: Geometry, free: int, unit: Unit, count: int) -> Rejection:
 
 
 _DETOURS = 200
-"""Steps the search may take beyond one per container: some 20 ms on the largest node."""
+"""Steps that the search may take besides one for each container: some 20 ms on the largest node."""
 
 MOST_CONTAINERS = 256
-"""Requesting containers a pod may have: more than a node has cores for, and far from Python's recursion limit."""
+"""Requesting containers of a pod: more than a node has cores for, and far below Python's recursion limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerSet:
-    """The cores one container of a pod gets under the resource it asked for."""
+    """The cores that one container of a pod gets for its request."""
 
     request: ContainerRequest
     mask: CoreMask
@@ -117,7 +117,7 @@ Placement = tuple[ContainerSet, ...]
 
 @dataclass(frozen=True, slots=True)
 class ContainerAssignment:
-    """The ids one container is to get, ascending, in the unit of the resource it asked for."""
+    """The ids assigned to one container, ascending, in the unit of its requested resource."""
 
     request: ContainerRequest
     ids: tuple[int, ...]
@@ -125,9 +125,9 @@ class ContainerAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A placement as ids, as it stands on a pod: one list per requesting container, in the order of the request.
+    """A placement as ids, as written on a pod: one list for each requesting container, in the order of the request.
 
-    ``alloc_time_ns`` is unix time; ``allocated`` says that the plugin has given the pod what it has.
+    ``alloc_time_ns`` is unix time. ``allocated``: the plugin has given the pod these ids.
     """
 
     containers: tuple[ContainerAssignment, ...]
@@ -136,7 +136,7 @@ class Assignment:
 
 
 def assignment_of(geometry: Geometry, placement: Placement, alloc_time_ns: int) -> Assignment:
-    """A placement on a node of this geometry as ids."""
+    """The ids of a placement on a node of this geometry."""
     parts = [
         (container.request, geometry.ids_of(container.request.resource.unit, container.mask)) for container in placement
     ]
@@ -144,11 +144,11 @@ def assignment_of(geometry: Geometry, placement: Placement, alloc_time_ns: int) 
 
 
 _Reusable = Mapping[Resource, CoreMask]
-"""What plain init containers left for later containers, by resource name."""
+"""The cores of plain init containers that later containers re-use, by resource name."""
 
 
 def placement_mask(placement: Placement) -> CoreMask:
-    """Every core a placement uses."""
+    """Every core that a placement uses."""
     mask = 0
     for container in placement:
         mask |= container.mask
@@ -156,22 +156,22 @@ def placement_mask(placement: Placement) -> CoreMask:
 
 
 def is_constrained(request: PodRequest) -> bool:
-    """Whether anything but counts decides about a request."""
+    """Whether a request has constraints, amounts or attributes besides its counts."""
     return any(container.amounts or container.constraints or container.attributes for container in request)
 
 
 def place(geometry: Geometry, free: int, request: PodRequest, facts: DeviceFacts = NO_FACTS) -> Placement | Rejection:
     """Sets for all requesting containers out of ``free``, or why not; ``facts`` decide about constraints.
 
-    The cheapest sets first, container by container; where that leads into a dead end, any sets that fit. The search is
-    bounded: for a pod of many unlike containers on a torn node it may refuse what would just have fitted.
+    Containers get the cheapest sets, one after another; if that fails, any sets that fit. The search is bounded: a pod
+    of many unlike containers may be refused on a fragmented node although it would just fit.
     """
     if len(request) > MOST_CONTAINERS:
         return too_many_together(geometry)
     within = free & geometry.all_mask
     if is_constrained(request):
         return _place_constrained(geometry, within, request, facts)
-    if len(request) == 1:  # nearly every pod: half the time, and preemption asks thousands of times
+    if len(request) == 1:  # nearly every pod: this takes half the time, and preemption asks thousands of times
         unit, count = request[0].resource.unit, request[0].count
         sets = candidates(geometry, within, unit, count)
         return (ContainerSet(request[0], sets[0]),) if sets else why_not(geometry, within, unit, count)
@@ -182,9 +182,9 @@ def place(geometry: Geometry, free: int, request: PodRequest, facts: DeviceFacts
 
 
 def why_not_ever(geometry: Geometry, healthy: int, request: PodRequest, facts: DeviceFacts) -> Rejection | None:
-    """Why no pod's end could help: hardware is missing, unhealthy or disabled. None where it could.
+    """Why the end of other pods cannot help: hardware is missing, unhealthy or disabled. None if it could help.
 
-    ``healthy`` is what may be handed out.
+    ``healthy`` are the cores that may be handed out.
     """
     if _has_room(geometry, healthy & geometry.all_mask, request, facts.unused):
         return None
@@ -219,7 +219,7 @@ def _place_constrained(geometry: Geometry, free: int, request: PodRequest, facts
 
 
 def _has_room(geometry: Geometry, free: int, request: PodRequest, facts: DeviceFacts) -> bool:
-    """Whether ``place`` finds sets for what is not never met; for one container that takes no choice between them."""
+    """Whether ``place`` finds sets for a request that ``never_met`` allows; faster for one container."""
     if len(request) != 1:
         narrowing = Narrowing(geometry, free, request, facts) if is_constrained(request) else None
         return _search(geometry, free, request, narrowing) is not None
@@ -230,7 +230,7 @@ def _has_room(geometry: Geometry, free: int, request: PodRequest, facts: DeviceF
 
 
 def _why_constrained(geometry: Geometry, free: int, request: PodRequest, facts: DeviceFacts) -> Rejection:
-    """The first constraint that leaves nothing: allowed devices, then amounts, then a shared device."""
+    """Names the first constraint that excludes all sets: allowed devices, then amounts, then a shared device."""
     constraints = request[0].constraints
     allowed = replace(constraints, same_device=()) if isinstance(constraints, Constraints) else constraints
     with_amounts = tuple(replace(container, constraints=allowed) for container in request)
@@ -247,7 +247,7 @@ def _why_constrained(geometry: Geometry, free: int, request: PodRequest, facts: 
 
 
 def _why_amounts(geometry: Geometry, free: int, request: PodRequest, facts: DeviceFacts) -> Rejection:
-    """The amount of which a container finds too little by itself, else one that they do not have together."""
+    """Names the amount that is too small for one container alone, else the one that is too small for all together."""
     named = [(container, name, amount) for container in request for name, amount in container.amounts]
     for container, name, amount in named:
         if not _has_room(geometry, free, (replace(container, amounts=((name, amount),)),), facts):
@@ -260,7 +260,7 @@ def _search(
 ) -> tuple[CoreMask, ...] | None:
     lasting = [container for container in request if container.kind is not ContainerKind.INIT]
     if sum(cores_asked(geometry, container) for container in lasting) > free.bit_count():
-        return None  # seen without a search: a full node is the commonest of all
+        return None  # without a search, as most refusing nodes are full
     masks = _Walk(geometry, request, narrowing).solve(0, free, {}, narrowing.start if narrowing else None)
     if masks is not None or len(lasting) < len(request) or (narrowing and not narrowing.is_mask):
         return masks
@@ -278,7 +278,7 @@ class _Walk:
         self._dead: set[tuple[int, int, tuple[tuple[Resource, CoreMask], ...], Left | None]] = set()
 
     def solve(self, index: int, free: int, reusable: _Reusable, left: Left | None) -> tuple[CoreMask, ...] | None:
-        """Sets for the containers from ``index`` on; ``left`` is what constraints leave to them."""
+        """Sets for the containers from ``index`` on; ``left`` is the rest that constraints allow them."""
         if index == len(self._request):
             return ()
         state = (index, free, tuple(sorted(reusable.items())), left)
@@ -292,7 +292,7 @@ class _Walk:
             options = self._narrowing.options(index, options, left)
         for mask in options:
             then = self._narrowing.after(index, mask, left) if self._narrowing and left else None
-            # Plain init containers leave what they had to later ones; sidecars and apps keep theirs.
+            # Plain init containers leave their cores to later ones; sidecars and apps keep theirs.
             left_over = CoreMask(held | mask if container.kind is ContainerKind.INIT else held & ~mask)
             rest = self.solve(index + 1, free & ~mask, {**reusable, container.resource: left_over}, then)
             if rest is not None:
@@ -308,7 +308,7 @@ class _Walk:
 
 
 def _why_not(geometry: Geometry, free: int, request: PodRequest) -> Rejection:
-    """The refusal of the first container that has no set of its own, else of all of them together."""
+    """The refusal of the first container that has no set alone, else the refusal of all together."""
     for container in request:
         alone = choose(geometry, free, container.resource.unit, container.count)
         if isinstance(alone, Rejection):
@@ -330,19 +330,19 @@ def _why_not(geometry: Geometry, free: int, request: PodRequest) -> Rejection:
     return fragmented(geometry, largest.resource.unit, largest.count)
 
 
-# Disjoint sets for many containers at once.
+# Disjoint sets for many containers.
 
 _LOOKS = 100_000
-"""Sets the search may look at: some ten milliseconds."""
+"""Sets that the search may look at: some ten milliseconds."""
 
 
 def pack(geometry: Geometry, free: int, request: PodRequest) -> tuple[CoreMask, ...] | None:
-    """Disjoint valid sets inside ``free`` for containers none of which is a plain init container, in their order.
+    """Disjoint valid sets inside ``free``, in the order of the containers; no plain init containers.
 
-    None when there are none, or none was found within the bound.
+    None if there are none, or none was found within the bound.
     """
     ranks = [(-cores_asked(geometry, container), container.resource.unit) for container in request]
-    order = sorted(range(len(request)), key=ranks.__getitem__)  # largest first, and like ones side by side
+    order = sorted(range(len(request)), key=ranks.__getitem__)  # largest first, equal ones side by side
     masks = _Packing(geometry, [request[index] for index in order]).solve(0, free, 0)
     if masks is None:
         return None
@@ -351,17 +351,17 @@ def pack(geometry: Geometry, free: int, request: PodRequest) -> tuple[CoreMask, 
 
 
 def cores_asked(geometry: Geometry, container: ContainerRequest) -> int:
-    """How many cores a container asks for, in whatever unit it counts."""
+    """How many cores a container asks for, whatever its unit."""
     return container.count * (geometry.cores_per_device if container.resource.unit is Unit.DEVICE else 1)
 
 
 def lasting_cores(request: PodRequest, geometry: Geometry) -> int:
-    """How many cores a pod has for all of its life: other pods get those of plain init containers later."""
+    """How many cores a pod has for its whole life, without the cores of plain init containers."""
     return sum(cores_asked(geometry, container) for container in request if container.kind is not ContainerKind.INIT)
 
 
 class _Packing:
-    """Depth-first over containers, of which like ones stand side by side; remembers dead ends."""
+    """Depth-first over containers with equal ones side by side; remembers dead ends."""
 
     def __init__(self, geometry: Geometry, parts: list[ContainerRequest]) -> None:
         self._geometry = geometry
@@ -384,7 +384,7 @@ class _Packing:
         return None
 
     def _options(self, index: int, free: int, above: int) -> list[CoreMask]:
-        """The sets left for a part; none when they are too few for it and its like, or the bound is reached."""
+        """The remaining sets for a part; none if they are too few for all equal parts, or the bound is reached."""
         unit, count = self._demands[index]
         self._looks -= len(valid_sets(self._geometry, unit, count))
         if self._looks < 0:
@@ -393,5 +393,5 @@ class _Packing:
         return options if most_disjoint(options) >= self._like_ahead(index) else []
 
     def _like_ahead(self, index: int) -> int:
-        """How many parts from ``index`` on ask for the same; they stand side by side."""
+        """How many parts from ``index`` on are equal; equal parts are side by side."""
         return self._demands[index:].count(self._demands[index])

@@ -1,9 +1,9 @@
-"""A pod that asks for Neuron, and who has which cores of one node, as both daemons and the command line see it.
+"""A pod that asks for Neuron, and the ledger of one node, for both daemons and the command line.
 
 There is one record of a pod. ``cluster.neuron_pod`` decodes it from the API server's object.
 
-The kubelet says which ids it hands out, never when they come back. So nothing is "released" here: the ledger follows
-from the pods that live, and an allocation is gone when its pod is. It cannot leak and cannot go negative.
+The kubelet reports which ids it hands out, but not when it gets them back. So nothing is "released" here: the ledger is
+derived from the live pods, and an allocation ends with its pod. It cannot leak.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import NewType, Protocol
 
 from neuron_plugin.allocation.claims import PodClaim
-from neuron_plugin.allocation.group import GroupMember, GroupName, rank_key, spare_key
+from neuron_plugin.allocation.group import GroupMember, GroupName, is_replica, rank_key, spare_key
 from neuron_plugin.allocation.keys import DEVICE_NAME_KEY, GATE, MOVABLE_KEY, PLACEMENT_KEY
 from neuron_plugin.allocation.node_rules import NO_LABELS, PlacedPod, PodLabels, PodRules
 from neuron_plugin.allocation.placement import Assignment
@@ -35,9 +35,9 @@ from neuron_plugin.topology import NO_CORES, CoreMask, Geometry, Unit
 TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
 NO_RULES = PodRules()
 _LONGEST_LABEL = 63
-"""Of a label's value (apimachinery/pkg/util/validation)."""
+"""Characters of a label's value (apimachinery/pkg/util/validation)."""
 _DIGEST = 8
-"""Hexadecimal digits that tell two long names with the same beginning apart."""
+"""Hexadecimal digits that distinguish long names with the same beginning."""
 
 
 PodUid = NewType("PodUid", str)
@@ -45,7 +45,7 @@ PodUid = NewType("PodUid", str)
 
 @dataclass(frozen=True, slots=True)
 class PodReference:
-    """A pod as messages name it and tables key it. Names are used again, UIDs are not."""
+    """A pod's identity for messages and tables. Names are re-used, UIDs are not."""
 
     uid: PodUid
     namespace: str
@@ -57,13 +57,13 @@ class PodReference:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What one container of a pod has under one resource name.
+    """The cores that one container of a pod has under one resource name.
 
-    ``mask`` are the cores that it was given. ``drawn_mask`` are the cores behind the ids that the kubelet has recorded
-    for the container, where they are other ones. That is so for a part of a set that the pod's init containers had: the
-    container is given a linked part, and the kubelet drew a random one. ``amounts`` are what the container asks of its
-    devices, where its pod's request is known, and ``kind`` says when it needs them. ``claim`` is the name of the claim
-    by which the pod has the cores, for all containers that use it; the kubelet then counts them under no resource name.
+    ``mask`` are the cores that it was given. ``drawn_mask`` are the cores of the kubelet's recorded ids, if they
+    differ. They differ if the container re-uses a part of a set of init containers: it gets a linked part, and the
+    kubelet records a random one. ``amounts`` are the container's requested amounts, if its pod's request is known, and
+    ``kind`` says when it needs them. ``claim`` is the name of the DRA claim that gives the cores to all containers that
+    use it; the kubelet then counts them under no resource name.
     """
 
     pod: PodReference
@@ -82,32 +82,32 @@ class Allocation:
 
     @property
     def user(self) -> str:
-        """Who has it, of the pod's parts: a container, or all that use a claim."""
+        """The user of the cores in the pod: a container, or all containers that use a claim."""
         return claim_user(self.claim) if self.claim else self.container
 
 
 def claim_user(claim: str) -> str:
-    """All containers of a pod that use a claim of this name, as one user."""
+    """The name of all containers that use this claim, as one user."""
     return f"claim {claim}"
 
 
 class PlacementStrategy(enum.StrEnum):
-    """Which of the nodes that fit a pod gets."""
+    """Which of the fitting nodes a pod gets."""
 
     PACK = "pack"
-    """The node where it takes least from later pods."""
+    """The node where it costs later pods least."""
     SPREAD = "spread"
     """The node with the most free devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodLife:
-    """What a node's plugin looks at besides: how far a pod's containers have come, and what is written on it.
+    """More facts about a pod that only the plugin of its node needs.
 
-    ``started``: some container has. ``ending``: its end was requested, or an app container has ended for good.
-    ``runs`` are the latest runs of its containers, ``privileged`` the containers that run so. ``assignment_keys`` are
-    the annotations that name ids, readable or not. ``refused_demands`` are what the containers of a request that cannot
-    be served ask the kubelet for all the same. ``labelled_unhealthy``: it has ``UNHEALTHY_LABEL``.
+    ``started``: a container has started. ``ending``: deletion was requested, or an app container has ended for good.
+    ``runs`` are the latest runs of its containers, ``privileged`` its privileged containers. ``assignment_keys`` are
+    its annotations with ids, readable or not. ``refused_demands`` are the demands on the kubelet of containers whose
+    request cannot be served. ``labelled_unhealthy``: it has ``UNHEALTHY_LABEL``.
     """
 
     started: bool = False
@@ -122,30 +122,29 @@ class PodLife:
 NO_LIFE = PodLife()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class NeuronPod:
-    """What decides about a pod: what it asks for, where it is bound, which ids the scheduler assigned to it.
+    """The parts of a pod that decisions depend on: its request, node, assignment and scheduling rules.
 
-    ``request`` is empty for a pod that asks for no Neuron, and a ``Rejection`` that cannot be served.
-    ``assignment`` is None without one or with one for another node, and a ``Rejection`` where its annotations cannot be
-    followed.
-    ``static_uid`` is the UID under which the kubelet knows a static pod; this object is then its mirror.
+    ``request`` is empty for a pod without Neuron, and a ``Rejection`` if it cannot be served. ``assignment`` is None if
+    there is none or it is for another node, and a ``Rejection`` if its annotations cannot be used. ``static_uid`` is
+    the kubelet's UID of a static pod; this object is then its mirror pod.
 
-    ``promised`` is the node where a pod that is not bound was placed, with its assignment; empty of one that is being
-    deleted. ``released``: it was handed to its scheduler without a node, but for nodes that it may not go to.
-    ``unschedulable``: its scheduler does not find a node good; never of a pod on which nothing of ours was written.
+    ``promised`` is the node where a pod was placed that is not bound yet; empty for a pod that is being deleted.
+    ``released``: the pod was released to its scheduler without a node, with some nodes excluded. ``unschedulable``: its
+    scheduler finds no node; only set for a pod that we have placed or released.
 
-    ``member`` says with which other pods it is placed, ``ultraserver`` its place where they have UltraServers whole.
-    ``tried``: some scheduler has looked at it. ``ready``: it is Ready. ``version`` is the object's, while our gate
-    holds it. ``labels`` are its own, with its namespace. ``strategy`` is what the annotation says, a ``Rejection`` if
-    it says nothing that exists. ``rules`` is what kube-scheduler's own plugins look at. ``preempts``: pods of lower
-    priority may be evicted for this one.
+    ``member`` is its membership in a group, ``ultraserver`` its place if the group has whole UltraServers.
+    ``seen_by_scheduler``: some scheduler has reported on it. ``ready``: it is Ready. ``version`` is the object's
+    resource version, while our gate holds the pod. ``labels`` are the pod's labels and namespace. ``strategy`` is read
+    from its annotation, a ``Rejection`` if unknown. ``rules`` are for kube-scheduler's own plugins. ``preempts``: pods
+    of lower priority may be evicted for this one.
 
-    ``controller`` is what made the pod, as KIND/NAME; empty without one, and of a static pod.
-    ``movable`` says whether the pod may be evicted to make room, None where that is for its namespace to say.
-    ``created`` and ``last_checkpoint``, when it saved its work, are in unix seconds; 0 where that is not known.
-    ``local_storage``: it has a volume that ends with it. ``rejection_message`` is what the kubelet said when it got no
-    devices for the pod. ``claims`` are its claims of DRA, of whatever driver. ``life`` is for the plugin of its node.
+    ``controller`` is the pod's controller as KIND/NAME; empty without one and for a static pod. ``movable`` says
+    whether the pod may be evicted to make room, None if its namespace decides. ``created`` and ``last_checkpoint``, the
+    time when it last saved its work, are in unix seconds, 0 if unknown. ``local_storage``: it has a volume that ends
+    with the pod. ``rejection_message`` is the kubelet's message if it got no devices for the pod. ``claims`` are its
+    DRA claims, of any driver. ``life`` is for the plugin of its node.
     """
 
     reference: PodReference
@@ -161,7 +160,7 @@ class NeuronPod:
     terminating: bool = False
     running: bool = False
     ready: bool = False
-    tried: bool = False
+    seen_by_scheduler: bool = False
     created: float = 0.0
     static_uid: str = ""
     member: GroupMember | None = None
@@ -178,31 +177,31 @@ class NeuronPod:
     claims: tuple[PodClaim, ...] = ()
     life: PodLife = NO_LIFE
 
-    @cached_property
+    @property
     def uid(self) -> PodUid:
         """The pod's key in every table."""
         return self.reference.uid
 
-    @cached_property
+    @property
     def place(self) -> str:
-        """The node that the pod is bound to, or was placed on; empty while it is free to go anywhere."""
+        """The node that the pod is bound to or promised on; empty without one."""
         return self.node or self.promised
 
-    @cached_property
+    @property
     def requests(self) -> PodRequest:
-        """The request, or nothing where it cannot be served."""
+        """The request; empty if it cannot be served."""
         return () if isinstance(self.request, Rejection) else self.request
 
-    @cached_property
+    @property
     def refusal(self) -> Rejection | None:
-        """Why no node can serve the pod whatever is free: its request, a constraint or its strategy cannot be read."""
+        """Why no node can serve the pod, whatever is free: request, constraint, group or strategy cannot be read."""
         constraints = self.requests[0].constraints if self.requests else None
-        said = self.request, constraints, self.strategy, self.member.unreadable if self.member else None
-        return next((rejection for rejection in said if isinstance(rejection, Rejection)), None)
+        parts = self.request, constraints, self.strategy, self.member.unreadable if self.member else None
+        return next((rejection for rejection in parts if isinstance(rejection, Rejection)), None)
 
     @property
     def group(self) -> GroupName | None:
-        """The group that the pod is placed with."""
+        """The pod's group."""
         return self.member.group if self.member else None
 
     @property
@@ -212,29 +211,29 @@ class NeuronPod:
 
     @property
     def kept_keys(self) -> tuple[str, ...]:
-        """The names of what may be reserved for the pod: its own, that of its rank in its group, and its spares."""
+        """The keys of the pod's reservations: its UID, its rank in its group, and its spare nodes."""
         if (member := self.member) is None:
             return (self.uid,)
         rank = () if member.rank is None else (rank_key(member.group, member.rank),)
         return (self.uid, *rank, *(spare_key(member.group, number) for number in range(1, member.spares + 1)))
 
     def on(self, node: str) -> PlacedPod:
-        """The pod as it counts on a node where it is, or would be."""
+        """The pod as placed on a node, where it is or would be."""
         rules = self.rules
         return PlacedPod(node, self.labels, self.node == node, self.terminating, rules.anti_affinity, rules.claims)
 
     @property
     def made_again(self) -> bool:
-        """Whether its controller makes the pod again somewhere else: a DaemonSet does so on the same node only."""
+        """Whether its controller replaces the pod elsewhere; a DaemonSet replaces it only on the same node."""
         return bool(self.controller) and not self.controller.startswith("DaemonSet/")
 
     def strategy_or(self, default: PlacementStrategy) -> PlacementStrategy:
-        """The pod's own strategy, or the default where the pod states none that exists."""
+        """The pod's own strategy, or the default without a valid one."""
         return self.strategy if isinstance(self.strategy, PlacementStrategy) else default
 
     @property
     def work_since(self) -> float:
-        """From when on an eviction would lose the pod's work, in unix seconds: its assignment or last checkpoint."""
+        """Since when an eviction loses the pod's work, in unix seconds: its assignment or last checkpoint."""
         assigned = self.assignment.alloc_time_ns / 1e9 if isinstance(self.assignment, Assignment) else 0.0
         return max(assigned, self.last_checkpoint)
 
@@ -245,12 +244,12 @@ class NeuronPod:
 
     @property
     def ended(self) -> bool:
-        """The phase is terminal. All containers have stopped for good, unless PodGC has set the phase."""
+        """Whether the phase is terminal. All containers have stopped for good, unless PodGC has set the phase."""
         return self.phase in TERMINAL_PHASES
 
     @property
     def roams(self) -> bool:
-        """Whether its scheduler is free to choose a node for it, among those that have linked sets."""
+        """Whether its scheduler may choose any node with a linked set for it."""
         return self.released and not (self.node or self.terminating or self.gated or self.unschedulable)
 
     @property
@@ -260,7 +259,7 @@ class NeuronPod:
 
 
 def in_rank_order(pods: Iterable[NeuronPod]) -> list[NeuronPod]:
-    """The pods of a group by their ranks, and then those without one by their names."""
+    """The pods of a group by rank, then pods without a rank by name."""
 
     def key(pod: NeuronPod) -> tuple[bool, tuple[int, ...], str]:
         rank = pod.member.rank if pod.member else None
@@ -276,13 +275,13 @@ def current_members(pods: Iterable[NeuronPod]) -> list[NeuronPod]:
     there; they were made before its leader.
     """
     members = [pod for pod in pods if not pod.terminating]
-    leaders = [pod.created for pod in members if pod.member and pod.member.leader_worker_set and pod.member.leads]
+    leaders = [pod.created for pod in members if pod.member and is_replica(pod.member.group) and pod.member.leads]
     since = max(leaders, default=0.0)
     return [pod for pod in members if pod.created >= since]
 
 
 def node_label(node: str) -> str:
-    """A node's name as a label's value, which may have 63 characters; a longer one is cut and ends with a digest."""
+    """A node's name as a label's value of at most 63 characters; a longer name is cut and ends with a digest."""
     if len(node) <= _LONGEST_LABEL:
         return node
     digest = hashlib.sha256(node.encode()).hexdigest()[:_DIGEST]
@@ -290,7 +289,7 @@ def node_label(node: str) -> str:
 
 
 def unknown_products(named: frozenset[str], known: Collection[str]) -> Rejection | None:
-    """The refusal of a pod whose annotation names unknown products: a typing error would wait for ever."""
+    """The refusal of a pod whose annotation names unknown products: with a misspelt name it would wait for ever."""
     if not (unknown := named.difference(known)):
         return None
     names = f"{', '.join(sorted(unknown))}; known are {', '.join(sorted(known))}"
@@ -308,13 +307,13 @@ def placement_strategy(text: str) -> PlacementStrategy | Rejection | None:
 
 
 def is_movable(annotations: Mapping[str, str]) -> bool | None:
-    """Whether a pod, or a namespace for its pods, allows evictions that make room; None if it does not say."""
+    """Whether a pod, or a namespace for its pods, allows evictions that make room; None without the annotation."""
     text = annotations.get(MOVABLE_KEY)
     return None if text is None else text.strip().lower() == "true"
 
 
 def assigned_allocations(pod: NeuronPod, geometry: Geometry) -> tuple[Allocation, ...] | Rejection:
-    """What a pod's assignment means on a node of this geometry: the one place where this is decided.
+    """The allocations of a pod's assignment on a node of this geometry; only this function decides that.
 
     A pod without an assignment, with one that cannot be read, or with ids that the node does not have is rejected:
     the extender then closes the node to new pods, the plugin serves the pod like one without an assignment.
@@ -346,28 +345,28 @@ def assigned_allocations(pod: NeuronPod, geometry: Geometry) -> tuple[Allocation
 
 @dataclass(frozen=True)
 class Ledger:
-    """All allocations of one node. It is derived, never edited: what is not in it is free.
+    """All allocations of one node, derived and immutable. Cores without an allocation are free.
 
-    Allocations of one pod may overlap, because later containers re-use what plain init containers had.
+    Allocations of one pod may overlap, because later containers re-use the cores of plain init containers.
     """
 
     allocations: tuple[Allocation, ...] = ()
 
     @cached_property
     def used_mask(self) -> CoreMask:
-        """Every core that some pod has."""
+        """Every core that a pod has."""
         return mask_union(self.allocations)
 
     @cached_property
     def by_pod(self) -> Mapping[PodUid, tuple[Allocation, ...]]:
-        """The allocations of each pod, in the order in which they were given here."""
+        """The allocations of each pod, in their order in ``allocations``."""
         allocations: dict[PodUid, tuple[Allocation, ...]] = {}
         for allocation in self.allocations:
             allocations[allocation.pod.uid] = (*allocations.get(allocation.pod.uid, ()), allocation)
         return allocations
 
     def of(self, uid: PodUid) -> tuple[Allocation, ...]:
-        """What one pod has."""
+        """The allocations of one pod."""
         return self.by_pod.get(uid, ())
 
     def mask_of(self, uid: PodUid) -> CoreMask:
@@ -384,7 +383,7 @@ class Ledger:
 
 
 class HasCores(Protocol):
-    """An allocation, or whatever else some cores belong to."""
+    """An allocation, reservation or anything else with cores."""
 
     @property
     def mask(self) -> CoreMask:

@@ -1,7 +1,7 @@
-"""Whether a node was checked before it takes pods, as its annotation says, and what keeps it closed until then.
+"""The pre-flight check of a node: its result as an annotation, and whether it closes the node.
 
-The controller writes the annotation, and everybody who judges a node reads it: so no door can forget it. A check is of
-one boot of the machine. One that was good is not good any more once a device has been unhealthy.
+The controller writes the annotation, and every judgement of a node reads it, so no way of placement can forget it. A
+check is valid for one boot of the machine, and only until a device becomes unhealthy.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from neuron_plugin.allocation.rejection import PREFLIGHT_DUE, PREFLIGHT_FAILED, 
 from neuron_plugin.allocation.resources import ranges
 
 LONGEST_MESSAGE = 400
-"""Characters of what a check has said that are kept on the node."""
+"""Characters of a check's output that are kept on the node."""
 _SHOWN = 4
-"""Lines of it that people are shown: a check says what is wrong at its end."""
+"""Lines of the output that are shown, from its end: there a check says what is wrong."""
 
 
 class PreflightState(enum.StrEnum):
-    """How a node stands."""
+    """The state of a node's check."""
 
     PENDING = "pending"
-    """It is to be checked."""
+    """The node has to be checked."""
     PASSED = "passed"
     UNHEALTHY = "unhealthy"
-    """It had passed, and a device is unhealthy since: it is checked once all of them are healthy again."""
+    """The node had passed, then a device became unhealthy: it is checked again once all devices are healthy."""
     FAILED = "failed"
     UNABLE = "unable"
     """The check could not run."""
@@ -39,8 +39,8 @@ class PreflightState(enum.StrEnum):
 class Preflight:
     """The annotation: the state since ``at``, in unix seconds, of the boot ``boot_id`` of the machine.
 
-    ``devices`` are those that the check has named, ``message`` is its last lines, or why it could not run. ``closes``:
-    a check that could not run keeps the node closed.
+    ``devices`` are the devices that the check has named. ``message`` is the end of its output, or why it could not run.
+    ``closes``: the node stays closed if the check cannot run.
     """
 
     state: PreflightState
@@ -52,16 +52,16 @@ class Preflight:
 
     @property
     def text(self) -> str:
-        """What a person wants to know of a check that has not passed."""
+        """Devices and message of a check that has not passed, for people."""
         devices = f"device{'s' * (len(self.devices) > 1)} {ranges(self.devices)}: " if self.devices else ""
-        said = " | ".join(filter(None, map(str.strip, self.message.splitlines()[-_SHOWN:])))
-        return f"{devices}{said or 'it has said nothing'}"
+        output = " | ".join(filter(None, map(str.strip, self.message.splitlines()[-_SHOWN:])))
+        return f"{devices}{output or 'it has said nothing'}"
 
 
 class CheckScope(NamedTuple):
-    """What the leader checks, which stands on its Lease. Its pods are in ``namespace``; without one, it checks nothing.
+    """Which checks the leader makes, as its Lease says: with pods in ``namespace``, and none without a namespace.
 
-    ``groups`` that ask for it are checked, too, and nodes that give their devices by ``claims``.
+    ``groups``: groups that ask for it are checked, too. ``claims``: so are nodes whose devices are given by claims.
     """
 
     namespace: str = ""
@@ -70,13 +70,13 @@ class CheckScope(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> CheckScope:
-        """Read what ``text`` has written."""
+        """Read the text of ``text``."""
         namespace, *more = text.split() or [""]
         return cls(namespace, "groups" in more, "claims" in more)
 
     @property
     def text(self) -> str:
-        """The namespace and what is checked besides nodes that give their devices by count."""
+        """The namespace, followed by ``groups`` and ``claims`` if they are checked."""
         more = ("groups" if self.groups else "", "claims" if self.claims else "")
         return " ".join(filter(None, (self.namespace, *more))) if self.namespace else ""
 
@@ -87,10 +87,10 @@ class CheckScope(NamedTuple):
     def closure(
         self, record: Preflight | None, boot_id: str, inventory: NodeInventory, *, busy: bool
     ) -> Rejection | None:
-        """Why the check closes a node; None if it does not. ``busy``: it has pods besides that of the check.
+        """Why the check closes a node; None if it does not. ``busy``: it has pods besides the check pod.
 
-        A node that was never checked and has pods stays open: else a running cluster would close when checks are
-        switched on. It is closed and checked once it is empty.
+        A node with pods that was never checked stays open until it is empty: otherwise a running cluster would close
+        when checks are turned on.
         """
         if not self.covers(inventory):
             return None
@@ -111,7 +111,7 @@ class CheckScope(NamedTuple):
 
 
 def write_preflight(record: Preflight) -> str:
-    """The annotation's text: JSON, with a time of RFC 3339, and without what is empty."""
+    """The annotation's text: JSON with an RFC 3339 time, without empty fields."""
     at = datetime.fromtimestamp(record.at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     fields = {"state": record.state.value, "bootID": record.boot_id, "at": at}
     more = {"devices": record.devices, "message": record.message, "closes": record.closes}
@@ -119,7 +119,7 @@ def write_preflight(record: Preflight) -> str:
 
 
 def read_preflight(text: str) -> Preflight | None:
-    """Read the annotation; None for any other text: the node counts as never checked."""
+    """Read the annotation; None for any other text, so that the node counts as never checked."""
     try:
         fields = json.loads(text)
         return Preflight(
@@ -135,15 +135,15 @@ def read_preflight(text: str) -> Preflight | None:
 
 
 def broken_devices(inventory: NodeInventory) -> tuple[int, ...]:
-    """The devices that are missing or unhealthy, without those that a pod which has ended still holds."""
+    """The devices that are missing or unhealthy, without those that are only held down after a pod."""
     gone = set(range(inventory.geometry.device_count)) - set(inventory.present)
     return tuple(sorted((gone | set(inventory.unhealthy)) - set(inventory.held_down)))
 
 
 def preflight_seen(record: Preflight | None, before: Preflight | None, inventory: NodeInventory) -> Preflight | None:
-    """How a node stands that says ``record``, and stood as ``before``: once a device is broken it has passed no more.
+    """The state of a node with ``record``, which was ``before``: passed becomes unhealthy once a device is broken.
 
-    That counts from when it is seen. Until it is written it has no time, and no write that fails can make it forgotten.
+    The change holds as soon as it is seen, without a time until it is written, so a failed write does not undo it.
     """
     if record and record.state is PreflightState.PASSED:
         doubted = replace(record, state=PreflightState.UNHEALTHY, at=0.0)

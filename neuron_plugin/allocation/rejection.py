@@ -1,8 +1,8 @@
-"""Why a request gets nothing, as a value with one of a few fixed texts.
+"""Refusals: why a request gets nothing, as a value with one of a few fixed texts.
 
-kube-scheduler counts nodes per distinct text, so a text names neither node, pod nor ids; ``detail`` does. It joins the
-texts by commas and sets the full stop (pkg/scheduler/framework/types.go, FitError), so ours have neither at the end;
-the vendor's sentence stays as it is.
+kube-scheduler counts nodes by text, so a text names neither node, pod nor ids; ``detail`` does. It joins texts by
+commas and adds a full stop (pkg/scheduler/framework/types.go, FitError), so our texts end with neither. The vendor's
+sentence is unchanged.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _PLURALS = {Unit.DEVICE: "devices", Unit.CORE: "cores"}
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A "no": a code for metrics, the text for kube-scheduler, and whether the end of other pods can change it.
+    """A refusal: a code for metrics, a text for kube-scheduler, and whether the end of other pods can change it.
 
     ``detail`` is for people who read a log or an event: the pod, the annotation, the value. ``of_node`` is the
-    ``predicate`` of a text that does not begin with the node.
+    ``predicate`` if it cannot be derived from the text.
     """
 
     code: str
@@ -34,7 +34,7 @@ class Rejection:
 
     @property
     def predicate(self) -> str:
-        """The same said of a node, such as ``has no Neuron devices``: so nodes are counted by what is said of them."""
+        """The text as a predicate of a node, such as ``has no Neuron devices``, for counts of nodes."""
         for beginning, verb in _OF_A_NODE:
             if not self.of_node and self.text.startswith(beginning):
                 return f"{verb}{self.text.removeprefix(beginning)}"
@@ -44,8 +44,7 @@ class Rejection:
 _OF_A_NODE = (("The node's ", "has a "), ("The node ", ""), ("No ", "has no "), ("Fewer ", "has fewer "))
 
 
-# Why a node takes no Neuron pod, whatever the pod asks for. A text names nothing: log, event and /inspect say which pod
-# or value it is.
+# Why a node takes no Neuron pod, whatever the pod asks for. Log, event and /inspect name the pod or value.
 UNKNOWN_NODE = Rejection("unknown-node", "The node is not known to the Neuron extender yet")
 NO_NEURON = Rejection("no-neuron", "The node has no Neuron devices")
 NO_INVENTORY = Rejection(
@@ -100,9 +99,9 @@ NODE_REFUSALS = (
     *(PREFLIGHT_DUE, PREFLIGHT_FAILED, PREFLIGHT_UNABLE),
     *(UNREADABLE_ASSIGNMENT, NO_ASSIGNMENT, OVERLAPPING_ASSIGNMENTS, BOUND_ELSEWHERE, LEFT_TO_OTHERS),
 )
-"""Every reason that is not about what the pod asks for, but that an administrator has cordoned the node."""
+"""All refusals that do not depend on the pod's request, except ``CORDONED``."""
 
-# About what the pod asks for.
+# Refusals that depend on the pod's request.
 INVALID_REQUEST = Rejection("invalid-request", "The pod's request for Neuron cannot be served")
 INVALID_CONSTRAINT = Rejection("invalid-constraint", "An annotation that constrains the pod's devices cannot be read")
 WRONG_PRODUCT = Rejection(
@@ -127,12 +126,12 @@ TOO_LARGE_TO_SHARE = Rejection(
 
 
 def set_kind(geometry: Geometry, unit: Unit) -> str:
-    """What makes ids a valid set, in one word: devices are linked, and cores aligned where they have to be."""
+    """The word for a valid set: "aligned" for cores with block sizes, else "linked"."""
     return "aligned" if unit is Unit.CORE and geometry.core_block_sizes else "linked"
 
 
 def unsupported_count(geometry: Geometry, unit: Unit, count: int) -> Rejection:
-    """The vendor's own sentences for a count that can never be met on this type, and the counts that can."""
+    """The vendor's sentences for a count that can never be met on this type, and the possible counts."""
     supported = ranges(sets_by_count(geometry, unit)).replace(",", " or ")
     return Rejection(
         "unsupported-count",
@@ -142,7 +141,7 @@ def unsupported_count(geometry: Geometry, unit: Unit, count: int) -> Rejection:
 
 
 def too_many(geometry: Geometry, unit: Unit, count: int) -> Rejection:
-    """More than every node of this type has."""
+    """A count that is larger than on any node of this type."""
     has = geometry.device_count if unit is Unit.DEVICE else geometry.core_count
     return Rejection(
         "too-many",
@@ -151,21 +150,21 @@ def too_many(geometry: Geometry, unit: Unit, count: int) -> Rejection:
 
 
 def too_many_together(geometry: Geometry) -> Rejection:
-    """Each container could be served alone, but never all of them together."""
+    """Each container could be served alone, but never all together."""
     return Rejection(
         "too-many", f"Instance type {geometry.instance_type} has no room for all containers of the pod at once"
     )
 
 
 def unhealthy(unit: Unit, count: int) -> Rejection:
-    """Enough hardware, but part of it is missing or unhealthy."""
+    """The node has enough devices, but some are missing or unhealthy."""
     if count == 1:
         return Rejection("unhealthy", f"No healthy Neuron {unit} on the node")
     return Rejection("unhealthy", f"No set of {count} healthy linked Neuron {_PLURALS[unit]} on the node")
 
 
 def disabled(unit: Unit, count: int) -> Rejection:
-    """Enough hardware, and an operator has taken part of it out of service."""
+    """The node has enough devices, but an operator has disabled some."""
     return Rejection("disabled", f"The node's disabled Neuron devices leave no linked set of {count} {_PLURALS[unit]}")
 
 
@@ -176,14 +175,14 @@ def not_free(unit: Unit, count: int) -> Rejection:
 
 
 def fragmented(geometry: Geometry, unit: Unit, count: int) -> Rejection:
-    """Enough are free, but not linked, or where cores have to be aligned, not that."""
+    """Enough are free, but no linked set, or no aligned set of cores."""
     return Rejection(
         "fragmented", f"No free {set_kind(geometry, unit)} set of {count} Neuron {_PLURALS[unit]}", may_pass=True
     )
 
 
 def not_allowed(unit: Unit, count: int) -> Rejection:
-    """It would fit, but not on the devices that the pod's annotations leave."""
+    """It would fit, but not on the devices that the pod's annotations allow."""
     return Rejection(
         "not-allowed",
         f"No free linked set of {count} Neuron {_PLURALS[unit]} among the devices that the pod allows",
@@ -192,31 +191,31 @@ def not_allowed(unit: Unit, count: int) -> Rejection:
 
 
 def amount_used(name: str, per_device: int) -> Rejection:
-    """It would fit, but too little of an amount is left on the devices that are free."""
+    """It would fit, but too little of an amount is left on the free devices."""
     return Rejection(
         "amount-used", f"No free linked Neuron devices with {per_device} {name} left on each", may_pass=True
     )
 
 
 def amount_used_together(name: str, *, on_one_device: bool) -> Rejection:
-    """Each container would find enough of an amount, and all of them together do not."""
+    """An amount is enough for each container alone, but not for all together."""
     where = "a free Neuron device for all containers that share one" if on_one_device else "free Neuron devices"
     text = f"Too little {name} is left on {where}"
     return Rejection("amount-used", text if on_one_device else f"{text} for all containers of the pod", may_pass=True)
 
 
 def amount_too_large(name: str, per_device: int, has: int) -> Rejection:
-    """More of an amount than a device has with no pod on it."""
+    """More of an amount than a device has without any pod."""
     return Rejection(
         "amount-too-large", f"The node's Neuron devices have {has} {name} each and {per_device} of each were requested"
     )
 
 
 def amount_not_divisible(name: str, amount: int, devices: int) -> Rejection:
-    """Amounts are shared evenly by the devices of a container."""
+    """The devices of a container cannot share the amount evenly."""
     return Rejection("amount-not-divisible", f"{amount} {name} cannot be shared evenly by {devices} Neuron devices")
 
 
 def amount_unknown(name: str) -> Rejection:
-    """How much a device has is not known here."""
+    """The amount of a device is unknown."""
     return Rejection("amount-unknown", f"How much {name} the node's Neuron devices have is not known")

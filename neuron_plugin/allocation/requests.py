@@ -1,8 +1,8 @@
-"""What a pod asks for.
+"""A pod's request for Neuron.
 
-Read as the kubelet reads it: limits decide, and requests stand in where there is no limit. Init containers come first,
-in spec order with sidecars among them; containers without Neuron count for nothing. Beside its one resource a container
-may ask for amounts of what its devices have, such as memory: extended resources that no kubelet counts.
+Read as the kubelet reads it: limits, or requests where there is no limit. Init containers come first, in spec order
+including sidecars; containers without Neuron are left out. Beside its one resource a container may ask for amounts of
+its devices, such as memory: extended resources that no kubelet counts.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _SUFFIXES |= {f"{suffix}i": Fraction(1024**power) for power, suffix in enumerate
 _LONGEST_QUANTITY = 64
 """Characters; 2^63-1 has 19."""
 MOST_AMOUNTS = 8
-"""Amounts one container may ask for."""
+"""Amounts that one container may ask for."""
 
 Amounts = tuple[tuple[str, int], ...]
-"""How much by name without the prefix, such as ``memory``, by name."""
+"""Amounts by name without the prefix, such as ``memory``, sorted by name."""
 
 
 class RequestError(ValueError):
-    """A pod asks for Neuron in a way that cannot be served; the text says what to change."""
+    """A request for Neuron that cannot be served; the text says what to change."""
 
 
 class ContainerKind(enum.Enum):
-    """When a container runs, which decides whose silicon it may re-use."""
+    """When a container runs. It decides which containers' silicon may be re-used."""
 
     INIT = "init"
     SIDECAR = "sidecar"
@@ -52,7 +52,7 @@ class ContainerKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ContainerSpec:
-    """The part of a container's spec that matters here; quantities as they stand in the API."""
+    """The relevant part of a container's spec; quantities are texts of the API."""
 
     name: str
     kind: ContainerKind = ContainerKind.APP
@@ -64,9 +64,9 @@ class ContainerSpec:
 class ContainerRequest:
     """One container's demand: ``count`` of one resource.
 
-    ``amounts`` are shared evenly by the container's devices. ``constraints`` are those of the whole pod, or which
-    annotation cannot be read: the same for each of its containers. ``attributes`` are what each device has to have, by
-    the claim that is asked for.
+    ``amounts`` are shared evenly by the container's devices. ``constraints`` are of the whole pod and equal for its
+    containers; a ``Rejection`` if an annotation cannot be read. ``attributes`` are required of each device by the
+    container's claim.
     """
 
     name: str
@@ -79,11 +79,11 @@ class ContainerRequest:
 
 
 PodRequest = tuple[ContainerRequest, ...]
-"""The requesting containers of a pod in spec order, init containers first; empty when it asks for nothing."""
+"""The requesting containers of a pod in spec order, init containers first; empty if it asks for nothing."""
 
 
 def pod_request(containers: Iterable[ContainerSpec]) -> PodRequest:
-    """The demand of a pod's containers, which are given init containers first, each part in spec order.
+    """The request of a pod with these containers: init containers first, in spec order.
 
     Raises:
         RequestError: a quantity is no whole number from 0 to 2^63-1, or a container asks for two Neuron resources:

@@ -1,7 +1,7 @@
-"""The resource names Kubernetes counts Neuron hardware under, and their ids, as masks and as text.
+"""The resource names of Neuron hardware in Kubernetes, and lists of ids as text.
 
-``neuron`` and ``neurondevice`` are two names of one unit, the device; ``neuroncore`` counts logical cores. An id is
-the physical one in decimal, so the kubelet's records show which hardware is in use.
+``neuron`` and ``neurondevice`` are two names of one unit, the device; ``neuroncore`` counts logical cores. An id is the
+physical id in decimal, so the kubelet's records show which hardware is in use.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Self
 from neuron_plugin.topology import Unit
 
 HIGHEST_ID = 4095
-"""More than 64 devices of 8 cores have (the driver's limits), and small enough that no text can exhaust memory."""
+"""More than the ids of 64 devices of 8 cores (the driver's limits), and low enough that no text can exhaust memory."""
 
 _LONGEST_TEXT = 65_536
-"""Characters of a list that are read; every core of a node of 512, each by itself, is some 2 000."""
+"""Characters of a list; a longer one is refused. A list of 512 single cores has some 2 000."""
 
 
 class Resource(enum.StrEnum):
     """Extended resource names, as pods request them."""
 
     unit: Unit
-    """What one of this resource is."""
+    """What the resource counts."""
     short_name: str
     """The name without its domain, for socket names and messages."""
 
@@ -41,7 +41,7 @@ class Resource(enum.StrEnum):
 
 
 class IdListError(ValueError):
-    """A text that is no list of ids; the message says which part and what was expected."""
+    """A text that is no list of ids; the message names the wrong part and the expected form."""
 
 
 def format_ids(ids: Iterable[int]) -> str:
@@ -50,7 +50,7 @@ def format_ids(ids: Iterable[int]) -> str:
 
 
 def ranges(ids: Iterable[int]) -> str:
-    """Ids as people read them, ascending with runs joined: ``0-3,8``; ``-`` for none."""
+    """Ids for people, ascending with runs joined: ``0-3,8``; ``-`` for none."""
     runs: list[tuple[int, int]] = []
     for number in sorted(set(ids)):
         if runs and runs[-1][1] == number - 1:
@@ -64,7 +64,7 @@ def parse_ids(text: str) -> tuple[int, ...]:
     """Read one list of ids or inclusive ranges, in any order, into ascending ids.
 
     Raises:
-        IdListError: the list is empty, a part is no id or range, an id is twice in it or above ``HIGHEST_ID``.
+        IdListError: the list is empty, a part is no id or range, or an id is repeated or above ``HIGHEST_ID``.
     """
     if len(text) > _LONGEST_TEXT:
         raise IdListError(f"a list of {len(text)} characters, expected at most {_LONGEST_TEXT}")

@@ -1,4 +1,4 @@
-"""What became of a pod's containers: when each ran last, and how that ended."""
+"""The latest run of each container of a pod, and how it ended."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from dataclasses import dataclass
 class ContainerRun:
     """The latest run of one container, in unix seconds. ``ended`` is 0 while it runs.
 
-    ``failed``: it has ended with an error of its own. Memory that ran out and a program that could not be started are
-    the image's or the node's doing. An end that was requested, such as by the pod's deletion, is none of its own.
+    ``failed``: the container ended with an error of its own. Not so if memory ran out or the program could not be
+    started: these are faults of the image or the node. Not so either if the end was requested, as by the pod's
+    deletion.
     """
 
     container: str

@@ -16,7 +16,7 @@ def parse_shape(text: str) -> PodRequest:
     """A pod of one container from RESOURCE=COUNT, such as ``neuron=4`` or ``neuroncore=2``.
 
     Raises:
-        DemandError: it is not of this form.
+        DemandError: the text has another form.
     """
     name, _, count = text.strip().partition("=")
     try:

@@ -1,9 +1,9 @@
-"""A pod's place in the UltraServers that its group has whole, and the variables that tell Neuron's runtime of it.
+"""A pod's place in the whole UltraServers of its group, and the variables for Neuron's runtime.
 
-The placement controller knows the place before the pod starts and writes it on the pod. The plugin knows the ids of its
-node, and gives the container both.
+The placement controller writes the place on the pod before the pod starts. The plugin knows the ids of its node, and
+makes the container's variables from both.
 
-Source of names and values: k8s-ultraserver-init-script.sh (SDK 2.32), which works them out by ssh from pod to pod.
+Source of names and values: k8s-ultraserver-init-script.sh (SDK 2.32), which finds them by ssh from pod to pod.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ FIRST_HOST_VARIABLE = "NEURON_GLOBAL_TOPOID0_HOST"
 VARIABLES = frozenset({MODE_VARIABLE, SERVER_VARIABLE, NODE_VARIABLE, INDEX_VARIABLE, FIRST_HOST_VARIABLE})
 
 _MODES = {4: ("1",), 2: ("3", "2")}
-"""The modes of so many linked nodes, the better one first: X4; X2V, X2H."""
+"""The modes by number of linked nodes, the better one first: X4; X2V, X2H."""
 SIZES = tuple(_MODES)
-"""How many linked nodes a group may have whole, the most first."""
+"""The sizes of linked nodes that a group may fill, largest first."""
 _TEXT = re.compile(r"nodes=([24]),index=([0-9]{1,5}),first=([a-z0-9]([a-z0-9.-]{0,250}[a-z0-9])?)")
 
 UltraServerIds = Mapping[str, str]
@@ -31,7 +31,7 @@ UltraServerIds = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class NodeIds:
-    """Where a node is among so many linked ones."""
+    """A node's ids among its linked nodes."""
 
     mode: str
     server: str
@@ -39,7 +39,7 @@ class NodeIds:
 
 
 def node_ids(ids: UltraServerIds, nodes: int) -> NodeIds | None:
-    """A node's ids among ``nodes`` linked ones; None where the driver offers no such mode."""
+    """A node's ids among ``nodes`` linked nodes; None if the driver offers no such mode."""
     offered, node = ids.get("mode", "").split(","), ids.get(f"nodeId{nodes}", "")
     mode = next((mode for mode in _MODES[nodes] if mode in offered), "")
     server = ids.get(f"serverId{nodes}", "")
@@ -48,10 +48,10 @@ def node_ids(ids: UltraServerIds, nodes: int) -> NodeIds | None:
 
 @dataclass(frozen=True, slots=True)
 class UltraServerPlace:
-    """A pod's place: its group has each UltraServer, or each pair where ``nodes`` is 2, whole, a pod on each node.
+    """A pod's place in a group that fills UltraServers, or pairs if ``nodes`` is 2, with a pod on each node.
 
-    ``index`` counts the group's pods, those of one UltraServer by their node ids. ``first_host`` is the DNS name of the
-    pod with index 0.
+    ``index`` numbers the group's pods, within an UltraServer by node id. ``first_host`` is the DNS name of the pod with
+    index 0.
     """
 
     nodes: int
@@ -59,18 +59,18 @@ class UltraServerPlace:
     first_host: str
 
     def __str__(self) -> str:
-        """As the annotation ``ULTRASERVER_KEY`` says it."""
+        """The value of the annotation ``ULTRASERVER_KEY``."""
         return f"nodes={self.nodes},index={self.index},first={self.first_host}"
 
     def variables(self, ids: UltraServerIds) -> dict[str, str]:
-        """What a container gets on a node with these ids; nothing where the node is not in an UltraServer any more."""
+        """A container's variables on a node with these ids; empty if the node is no longer in an UltraServer."""
         own = node_ids(ids, self.nodes)
         if own is None:
             return {}
         server, node = own.server, str(own.node)
         reservation = ids.get("serverId4", "")
         if self.nodes < SIZES[0] and reservation and server.startswith(f"{reservation}-"):
-            server, node = reservation, ids.get("nodeId4", "")  # the id of a pair of Trn3pds is ours, not the driver's
+            server, node = reservation, ids.get("nodeId4", "")  # for a pair of Trn3pds the id is ours, not the driver's
         return {
             MODE_VARIABLE: own.mode,
             SERVER_VARIABLE: server,

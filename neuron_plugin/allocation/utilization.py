@@ -1,7 +1,7 @@
-"""How much containers use the cores that they have, as the text of an annotation on the Lease of their node's plugin.
+"""The utilization of containers' cores, as the text of an annotation on the Lease of their node's plugin.
 
-The plugin measures and writes it, the placement controller and the commands show it. All that it decides is that idle
-pods are moved first. So a text that cannot be read, or one of a newer version, is passed over.
+The plugin measures and writes it; the placement controller and the commands show it. The only decision that depends on
+it is to move idle pods first. So a text that is unreadable or of a newer version is ignored.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from dataclasses import dataclass
 from neuron_plugin.allocation.pod import PodUid
 
 VERSION = 1
-"""Of the annotation's form."""
+"""Version of the annotation's format."""
 _MIB = 2**20
 _LONGEST_TEXT = 262_144
-"""Characters: an object may have so many bytes of annotations (apimachinery/pkg/api/validation)."""
+"""Characters; the limit for all annotations of an object, in bytes (apimachinery/pkg/api/validation)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerUtilization:
-    """What one container does with its cores.
+    """The utilization of one container's cores.
 
-    ``busy_percent`` is how much of the last minutes its cores have executed, on average over all of them.
-    ``memory_bytes`` is the device memory that is allocated on them. ``idle_since`` is from when on none of them has
-    executed anything, in unix seconds, and 0 while the container is not idle. ``busy_seconds`` is what they have
-    executed since the driver counts, all together: two of them show whether anything ran in between.
+    ``busy_percent`` is the share of the last minutes in which its cores executed, on average over the cores.
+    ``memory_bytes`` is the device memory allocated on them. ``idle_since`` is the time since when none of them has
+    executed anything, in unix seconds; 0 while the container is not idle. ``busy_seconds`` is the executed time of all
+    cores since the driver began to count: two values show whether anything ran in between.
     """
 
     busy_percent: int
@@ -36,12 +36,12 @@ class ContainerUtilization:
 
 
 Utilization = Mapping[PodUid, Mapping[str, ContainerUtilization]]
-"""By pod and container; what is not known is not in it."""
+"""By pod and container; unknown ones are left out."""
 
 _MOST = 2**53
-"""From here on JSON has not every whole number."""
+"""JSON numbers below this are exact."""
 _PARTS = 4
-"""Of one container: busy percent, idle since, MiB, busy seconds."""
+"""Numbers of one container: busy percent, idle since, MiB, busy seconds."""
 _MINUTES_OF_HOUR, _HOURS_OF_DAY = 60, 24
 
 
@@ -61,7 +61,7 @@ def write_utilization(utilization: Utilization) -> str:
 
 
 def read_utilization(text: str) -> Utilization:
-    """Read the annotation's text; nothing is known from one that is not of this form."""
+    """Read the annotation's text; empty if it has another form."""
     try:
         value = json.loads(text) if 0 < len(text) <= _LONGEST_TEXT else None
     except (ValueError, RecursionError):
@@ -86,7 +86,7 @@ def _are_numbers(value: object) -> bool:
 
 
 def duration_text(seconds: float) -> str:
-    """A duration as people read it, of at most two parts: ``45s``, ``12m``, ``2h5m``, ``3d4h``."""
+    """A duration for people, of at most two parts: ``45s``, ``12m``, ``2h5m``, ``3d4h``."""
     minutes, rest = divmod(int(max(0.0, seconds)), 60)
     if not minutes:
         return f"{rest}s"

@@ -1,4 +1,4 @@
-"""What PersistentVolumeClaims, PersistentVolumes and StorageClasses say about nodes."""
+"""PersistentVolumeClaims, PersistentVolumes and StorageClasses, as far as they limit nodes."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The neuron-plugin command, one file a command."""
+"""The command line ``neuron-plugin``, with one file for each command."""

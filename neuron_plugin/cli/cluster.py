@@ -1,6 +1,6 @@
-"""Which cluster a command is about, by kubectl's own flags, and the one way to look at it.
+"""The cluster of a command, by kubectl's own flags, and the ways to read its state.
 
-Each flag is defined here once, with kubectl's name, short form and meaning; a command names those that it takes.
+Each flag is defined here once, with kubectl's name, short form and meaning; a command lists its flags by name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _USUAL_KUBECONFIG = "~/.kube/config"
 _ANSWER_SECONDS = 10.0
-"""How long the extender may take for an answer."""
+"""The deadline of a request to the extender."""
 _Answer = TypeVar("_Answer")
 _Found = TypeVar("_Found")
 
@@ -98,7 +98,7 @@ _FLAGS: Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]] = {
     ),
 }
 SERVER = ("context", "kubeconfig")
-"""Of every command that asks the API server, which takes those of ``_OVERRIDES``, too."""
+"""Flags of every command that asks the API server. Such a command also has the flags in ``_OVERRIDES``."""
 _OVERRIDES: Mapping[tuple[str, ...], tuple[str, str]] = {
     ("--cluster",): ("", "cluster"),
     ("--user",): ("", "user"),
@@ -113,15 +113,15 @@ _OVERRIDES: Mapping[tuple[str, ...], tuple[str, str]] = {
     ("--as-group",): ("of_user", "as_groups"),
     ("--as-uid",): ("of_user", "as_uid"),
 }
-"""The flags of ``kubectl options`` that come before the kubeconfig, and what they are in ``Overrides``."""
+"""The flags of ``kubectl options`` that override the kubeconfig, with their part and field in ``Overrides``."""
 _ACTIONS = {"as_groups": "append", "insecure_skip_tls_verify": "store_true"}
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 LOOK = (*SERVER, "instance_types", "lease_namespace")
-"""Of every command that works out the state of the cluster."""
+"""Flags of every command that computes the state of the cluster."""
 ROWS = ("sort_by", "no_headers")
-"""Of every command that prints a table of what it asks for."""
+"""Flags of every command that prints a table."""
 LIST = ("namespace", "all_namespaces", "selector", *ROWS, "watch", "extender")
-"""Of a command that lists objects, beside ``LOOK``."""
+"""Flags of a command that lists objects, besides ``LOOK``."""
 
 
 def add_cluster_flags(parser: ArgumentParser, *names: str) -> None:
@@ -141,10 +141,10 @@ def add_cluster_flags(parser: ArgumentParser, *names: str) -> None:
 
 
 def _seconds(text: str) -> float | None:
-    """A time as kubectl's ``--request-timeout`` has it, such as 5s or 5; None for 0, which means no end.
+    """A time in the form of kubectl's ``--request-timeout``, such as 5s or 5; None for 0, which means no limit.
 
     Raises:
-        ArgumentTypeError: it is none.
+        ArgumentTypeError: the text is no time.
     """
     found = re.fullmatch(r"(\d+)(ms|s|m|h)?", text)
     if not found:
@@ -153,11 +153,11 @@ def _seconds(text: str) -> float | None:
 
 
 @asynccontextmanager
-async def within(arguments: Namespace) -> AsyncIterator[None]:
-    """End what is asked of the API server after ``--request-timeout``.
+async def request_timeout(arguments: Namespace) -> AsyncIterator[None]:
+    """End the requests to the API server in this block after ``--request-timeout``.
 
     Raises:
-        CommandError: it has taken longer.
+        CommandError: they have taken longer.
     """
     seconds = getattr(arguments, "request_timeout", None)
     try:
@@ -170,12 +170,12 @@ async def within(arguments: Namespace) -> AsyncIterator[None]:
 
 
 def _place_of(part: str, name: str) -> str:
-    """Where the value of one of ``_OVERRIDES`` is among the arguments of a command."""
+    """The attribute of the parsed arguments for one of ``_OVERRIDES``."""
     return f"kubectl_{part}_{name}"
 
 
 def _overrides_from(arguments: Namespace) -> Overrides:
-    """What the command line says in place of the kubeconfig."""
+    """The settings in the command line that override the kubeconfig."""
     chosen, of_cluster, of_user = dict[str, str](), dict[str, Any](), dict[str, Any]()
     parts = {"": chosen, "of_cluster": of_cluster, "of_user": of_user}
     for part, name in _OVERRIDES.values():
@@ -187,20 +187,20 @@ def _overrides_from(arguments: Namespace) -> Overrides:
 
 
 def node_name(text: str) -> str:
-    """The name of a node that is given as NODE or node/NODE, as ``-o name`` prints it."""
+    """The name of a node, given as NODE or node/NODE, the form of ``-o name``."""
     return text.removeprefix("node/")
 
 
 def add_node_argument(parser: ArgumentParser) -> None:
-    """Add ``NODE``, for commands that look at this machine without one."""
+    """Add ``NODE``, for commands that otherwise inspect this machine."""
     where = "a node of the cluster (default: this machine)"
     parser.add_argument("node", metavar="NODE", nargs="?", type=node_name, help=where)
 
 
 def _settings() -> PluginSettings | ExtenderSettings:
-    """Settings of the daemon in whose pod this runs. A desk has none: it gets the defaults, which are the same.
+    """Settings of the daemon in whose pod this runs; outside of such a pod the defaults.
 
-    Both daemons' settings take as long to import as all that a look needs beside.
+    They are imported only in such a pod, because the settings take as long to import as everything else here.
     """
     if _is_in_daemon_s_pod():
         from neuron_plugin.cli.target import settings_here
@@ -215,7 +215,7 @@ def _is_in_daemon_s_pod() -> bool:
 
 
 def source_from(arguments: Namespace) -> Source:
-    """The API server that the command line means, as ``connect`` takes it.
+    """The API server of the command line, as an argument for ``connect``.
 
     Raises:
         UsageError: none is known, or there is no kubeconfig for a flag that needs one.
@@ -236,9 +236,9 @@ def source_from(arguments: Namespace) -> Source:
 
 
 def kubeconfig_of(given: Path | str | None) -> tuple[Path, ...]:
-    """The kubeconfig that was given, else those that kubectl would use; none in a pod: its service account.
+    """The given kubeconfig, else kubectl's default files; empty in a pod, which uses its service account.
 
-    Files of ``KUBECONFIG`` that are not there are left out.
+    Missing files of ``KUBECONFIG`` are left out.
 
     Raises:
         UsageError: the named file does not exist, or there is none.
@@ -257,7 +257,7 @@ def kubeconfig_of(given: Path | str | None) -> tuple[Path, ...]:
 
 
 def namespace_from(arguments: Namespace) -> str:
-    """The namespace that the command line means: the one given, else that of the context; an extender knows none.
+    """The given namespace, else the namespace of the context; with an extender there is no context.
 
     Raises:
         UsageError: the kubeconfig cannot be used.
@@ -277,10 +277,10 @@ def namespace_from(arguments: Namespace) -> str:
 
 
 def pod_from(arguments: Namespace, text: str) -> tuple[str, str]:
-    """Namespace and name of a pod that is given as POD, pod/POD (as ``-o name`` prints it) or NAMESPACE/POD.
+    """Namespace and name of a pod, given as POD, pod/POD (the form of ``-o name``) or NAMESPACE/POD.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: the text has another form.
     """
     namespace, _, name = text.rpartition("/")
     if not name or "/" in namespace:
@@ -291,7 +291,7 @@ def pod_from(arguments: Namespace, text: str) -> tuple[str, str]:
 
 
 def types_from(arguments: Namespace) -> Catalogue:
-    """The known instance types, with those of the user.
+    """The known instance types, with the user's types.
 
     Raises:
         SettingsError: the file cannot be used.
@@ -300,7 +300,7 @@ def types_from(arguments: Namespace) -> Catalogue:
 
 
 async def lease_namespace_of(api: ApiServer, arguments: Namespace) -> str:
-    """The namespace of the nodes' Leases: given, of this pod's daemon, or the one that has the leader's Lease."""
+    """The namespace of the nodes' Leases: the given one, that of this pod's daemon, or that of the leader's Lease."""
     if (given := getattr(arguments, "lease_namespace", None)) is not None:
         return str(given)
     usual, found = _settings().lease_namespace, list[str]()
@@ -313,7 +313,7 @@ async def lease_namespace_of(api: ApiServer, arguments: Namespace) -> str:
 
 
 def ask_cluster(arguments: Namespace, work: Callable[[ApiServer], Coroutine[Any, Any, _Found]]) -> _Found:
-    """What ``work`` comes to with the API server that the command line means.
+    """The result of ``work`` with the API server of the command line.
 
     Raises:
         CommandError: the API server refused, or did not answer.
@@ -322,7 +322,7 @@ def ask_cluster(arguments: Namespace, work: Callable[[ApiServer], Coroutine[Any,
     source = source_from(arguments)
 
     async def asked() -> _Found:
-        async with within(arguments), await connect(source) as api:
+        async with request_timeout(arguments), await connect(source) as api:
             return await work(api)
 
     try:
@@ -332,7 +332,7 @@ def ask_cluster(arguments: Namespace, work: Callable[[ApiServer], Coroutine[Any,
 
 
 def failure(error: ClusterError, extender: str = "") -> CommandError:
-    """The error of a command: wrong usage where the kubeconfig is unusable, or labels are none (400)."""
+    """The error of a command: a ``UsageError`` if the kubeconfig is unusable or a selector is malformed (400)."""
     if extender and isinstance(error, UnreachableError):
         return CommandError(f"{extender} does not answer: {error.cause}; is the extender there?")
     if extender:
@@ -341,33 +341,35 @@ def failure(error: ClusterError, extender: str = "") -> CommandError:
     return (UsageError if unusable else CommandError)(str(error))
 
 
-async def labelled(api: ApiServer, kind: ApiResource[Any], selector: str) -> list[Any]:
-    """The objects of a kind with these labels, which the API server alone compares: it has all the forms of them."""
+async def list_labelled(api: ApiServer, kind: ApiResource[Any], selector: str) -> list[Any]:
+    """The objects of a kind with these labels. The API server compares them: it knows all forms of selectors."""
     listed = pages(api, kind, Scope(label_selector=selector), page_timeout_seconds=PAGE_SECONDS)
     return [record async for page in listed for record in page.records]
 
 
-def looking(arguments: Namespace, *, judge: bool = True) -> Callable[[ApiServer], Coroutine[Any, Any, ClusterState]]:
-    """How the cluster is looked at: as an extender that starts now would know it. It judges plugins by Leases, or not.
+def state_reader(
+    arguments: Namespace, *, judge: bool = True
+) -> Callable[[ApiServer], Coroutine[Any, Any, ClusterState]]:
+    """Reads the state of the cluster as an extender would at its start; ``judge``: plugins are judged by their Leases.
 
     Raises:
         SettingsError: the file of instance types cannot be used.
     """
     types = types_from(arguments)
 
-    async def looked(api: ApiServer) -> ClusterState:
+    async def read_state(api: ApiServer) -> ClusterState:
         return await look(api, types, lease_namespace=await lease_namespace_of(api, arguments), judge=judge)
 
-    return looked
+    return read_state
 
 
 def cluster_state(arguments: Namespace, *, judge: bool = True) -> ClusterState:
-    """One such look.
+    """Read the state of the cluster once.
 
     Raises:
         CommandError: the API server refused, or did not answer.
     """
-    return ask_cluster(arguments, looking(arguments, judge=judge))
+    return ask_cluster(arguments, state_reader(arguments, judge=judge))
 
 
 def node_in(state: ClusterState, name: str) -> NodeInfo:
@@ -382,7 +384,7 @@ def node_in(state: ClusterState, name: str) -> NodeInfo:
 
 
 def published(arguments: Namespace) -> tuple[ClusterState, NodeInfo, NodeInventory]:
-    """The cluster, its node that is asked about, and what the node's plugin has published.
+    """The cluster, the requested node, and the inventory that the node's plugin has published.
 
     Raises:
         CommandError: there is no such node, or its devices are not known.
@@ -398,10 +400,10 @@ def published(arguments: Namespace) -> tuple[ClusterState, NodeInfo, NodeInvento
 
 
 def ask_extender(extender: str, path: str, query: Mapping[str, object], answer: type[_Answer]) -> _Answer:
-    """What a running extender answers.
+    """The answer of a running extender.
 
     Raises:
-        CommandError: it does not answer, refuses, or answers something else.
+        CommandError: the extender does not answer, refuses, or its answer cannot be read.
     """
     url = server_url("--extender", extender)
     texts = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in query.items()}

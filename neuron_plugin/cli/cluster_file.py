@@ -58,7 +58,7 @@ def write_cluster(
     waiting: Iterable[NeuronPod],
     hours: float,
 ) -> None:
-    """Save a simulated cluster whose clock reads ``hours``, as if that were now."""
+    """Save a simulated cluster whose clock is at ``hours``, with that time as now."""
     began = time.time() - hours * _SECONDS_AN_HOUR
     items: list[object] = [_node(info) for info in nodes.values()]
     items += [_pod(pod, began, nodes[pod.node]) for pod in pods.values()]
@@ -74,7 +74,7 @@ def _node(info: NodeInfo) -> object:
 
 
 def _offered(info: NodeInfo) -> dict[str, str]:
-    """What the plugin offers by each name, by which kube-scheduler counts: not what pods have by another name."""
+    """The allocatable counts by resource name for kube-scheduler, without devices that pods have by another name."""
     if info.inventory is None:
         return {}
     geometry, counts = info.inventory.geometry, dict[str, str]()

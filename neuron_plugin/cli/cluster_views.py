@@ -1,7 +1,7 @@
-"""The cluster as ``nodes`` and ``pods`` show it: worked out from the API server, or asked of an extender.
+"""The views of ``nodes`` and ``pods``: computed from the API server's objects, or read from an extender.
 
-Either way the same objects come out: those of the monitor API. A watch follows the API server as the extender does; an
-extender is followed as an API server is, because its monitor API is one in form.
+Both ways give the objects of the monitor API. A watch follows the API server as the extender does. An extender is
+followed like an API server, because its monitor API has the same form.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from neuron_plugin.cli.cluster import (
     LOOK,
     add_cluster_flags,
     failure,
-    labelled,
     lease_namespace_of,
+    list_labelled,
+    request_timeout,
     source_from,
     types_from,
-    within,
 )
 from neuron_plugin.cli.command import (
     TABLE,
@@ -39,19 +39,17 @@ from neuron_plugin.cluster import ApiRequest, ApiResource, ApiServer, ClusterErr
 from neuron_plugin.cluster.api import PAGE_SECONDS, send
 from neuron_plugin.cluster.client import Source, connect
 from neuron_plugin.cluster.pods import PODS
-from neuron_plugin.monitor.look import look, read_leader
+from neuron_plugin.monitor.look import look
 from neuron_plugin.monitor.plan import PlanOptions, PlanReport, plan
 from neuron_plugin.monitor.views import NEURON_NODES, NEURON_PODS, NodeView, PodView, node_view, pod_view
-from neuron_plugin.placement.informers import Informers
+from neuron_plugin.placement.informers import Informers, read_leader
 from neuron_plugin.placement.state import ClusterState
-from neuron_plugin.topology import Catalogue
+from neuron_plugin.topology import Catalogue, product_names
 
-LEASES_SECONDS = 2.0
-"""How long the first view waits for the Leases."""
 LEADER_SECONDS = 2.0
-"""Between two looks at what the leader has reserved, where nothing else changes."""
+"""Between two reads of the leader's reservations while nothing else changes."""
 SETTLE_SECONDS = 0.5
-"""After a change, for what comes with it: one binding changes a pod and a node."""
+"""The wait after a change for changes that belong to it: one binding changes a pod and a node."""
 
 
 class Views(NamedTuple):
@@ -66,7 +64,7 @@ class Views(NamedTuple):
 
 
 def add_view_flags(parser: ArgumentParser) -> None:
-    """The form of the output, whether to watch, and where to look."""
+    """Flags for the output, for watching, and for the cluster."""
     add_output_flag(parser, (*TABLE[:2], Form.NAME, *TABLE[2:]))
     add_cluster_flags(parser, *LIST, *LOOK)
 
@@ -74,10 +72,10 @@ def add_view_flags(parser: ArgumentParser) -> None:
 def cluster_views(arguments: Namespace, kind: ApiResource[Any]) -> Iterator[Views]:
     """The cluster once, or with ``--watch`` again after each change, until the caller stops.
 
-    ``--selector`` leaves out those of the ``kind``, NODES or PODS, that have other labels.
+    ``--selector`` leaves out objects of ``kind``, NODES or PODS, with other labels.
 
     Raises:
-        CommandError: the API server or the extender does not answer, refuses, or answers something else.
+        CommandError: the API server or the extender does not answer, refuses, or its answer cannot be read.
     """
     url = arguments.extender and server_url("--extender", arguments.extender)
     if url and arguments.selector:
@@ -87,17 +85,17 @@ def cluster_views(arguments: Namespace, kind: ApiResource[Any]) -> Iterator[View
     async def updates() -> AsyncIterator[Views]:
         async with await connect(source) as api:
             if url:
-                found = _asked(api, pods=kind is PODS)
+                found = _from_extender(api, pods=kind is PODS)
             else:
                 types, namespace = types_from(arguments), await lease_namespace_of(api, arguments)
-                found = _worked_out(api, types, namespace, pods=kind is PODS, watch=arguments.watch)
+                found = _from_api_server(api, types, namespace, pods=kind is PODS, watch=arguments.watch)
             async for views in found:
                 yield await _selected(api, kind, arguments.selector, views) if arguments.selector else views
 
     async def following(stream: AsyncIterator[Views]) -> Views:
         if last is not None:
             return await anext(stream)
-        async with within(arguments):
+        async with request_timeout(arguments):
             return await anext(stream)
 
     last = None
@@ -113,8 +111,8 @@ def cluster_views(arguments: Namespace, kind: ApiResource[Any]) -> Iterator[View
             last = views
 
 
-async def _asked(extender: ApiServer, *, pods: bool) -> AsyncIterator[Views]:
-    """What the monitor API lists, and then again after each change."""
+async def _from_extender(extender: ApiServer, *, pods: bool) -> AsyncIterator[Views]:
+    """The views of the monitor API, at once and after each change."""
 
     async def views() -> Views:
         found = _sorted(nodes.values.values(), asking.values.values())
@@ -143,28 +141,26 @@ async def _asked(extender: ApiServer, *, pods: bool) -> AsyncIterator[Views]:
             task.cancel()
 
 
-async def _worked_out(
+async def _from_api_server(
     api: ApiServer, types: Catalogue, lease_namespace: str, *, pods: bool, watch: bool
 ) -> AsyncIterator[Views]:
-    """What an extender would list, and then again after each change.
+    """The views that an extender would list, at once and after each change.
 
-    A watch begins as an extender does: that a plugin is silent shows when its Lease was seen to run out.
+    A watch begins like an extender: a plugin is silent once its Lease has been seen to expire.
     """
 
     async def views(state: ClusterState) -> Views:
         reasons = (await plan(state, PlanOptions(most_victims=0))).why_waiting if pods else {}
         return views_of(state)._replace(reasons=reasons)
 
-    surveyed = await look(api, types, lease_namespace="" if watch else lease_namespace)
     if not watch:
-        yield await views(surveyed)
+        yield await views(await look(api, types, lease_namespace=lease_namespace))
         return
-    state = ClusterState()
+    state = ClusterState(products=product_names(types))
     informers = Informers(api, state, types, lease_namespace=lease_namespace)
+    await informers.list_once()
     running = asyncio.create_task(informers.run(), name="follow the API server")
     try:
-        await informers.synced()
-        await informers.leases_listed(LEASES_SECONDS)  # without them the first view would have no renewals
         seen = -1
         while True:
             if lease_namespace:
@@ -179,15 +175,15 @@ async def _worked_out(
 
 
 async def _selected(api: ApiServer, kind: ApiResource[Any], selector: str, views: Views) -> Views:
-    """The views without those of a kind whose labels the API server does not find."""
-    uids = {record.uid for record in await labelled(api, kind, selector)}
+    """The views, of ``kind`` only those that the API server finds by the selector."""
+    uids = {record.uid for record in await list_labelled(api, kind, selector)}
     if kind is PODS:
         return views._replace(pods=[pod for pod in views.pods if pod.uid in uids])
     return views._replace(nodes=[node for node in views.nodes if node.uid in uids])
 
 
 def views_of(state: ClusterState) -> Views:
-    """The views of all that a state has."""
+    """The views of all nodes and pods of a state."""
     nodes = (node_view(state, info) for info in state.nodes.values())
     return _sorted(nodes, (pod_view(state, pod) for pod in state.pods.values()))
 
@@ -200,7 +196,7 @@ def _sorted(nodes: Iterable[NodeView], pods: Iterable[PodView]) -> Views:
 def show_views(
     arguments: Namespace, report: object, names: Sequence[str], lines: Sequence[Line], *, first: bool, nothing: str
 ) -> None:
-    """Print what was found, or with ``-o name`` the ``names``; with ``--watch`` again. ``nothing``: see ``show``."""
+    """Print a report, or with ``-o name`` the ``names``; repeatedly with ``--watch``. ``nothing``: see ``show``."""
     shown = plain(*names) if arguments.output == Form.NAME else lines
     if arguments.watch:
         show_again(arguments.output, report, shown or plain(nothing), first=first)

@@ -1,13 +1,13 @@
-"""What all commands have in common: how they are parsed, how they print, and how they say that something went wrong.
+"""The common part of all commands: parsing, printing and errors.
 
 A command is a module of this package with ``DESCRIPTION``, ``EXAMPLES``, ``add_flags(parser)`` and ``run(arguments)``,
-which returns the exit status where the answer may be no. ``main`` has the table of commands and imports only the module
-of the one that runs.
+which returns the exit status if the answer may be no. ``main`` has the table of commands and imports only the module of
+the command that runs.
 
 A document for scripts is an interface: within its ``version`` keys are added, and none is renamed or removed. The keys
-are listed in ``docs/command-line.md``, and a test compares them with the code. Tables are plain columns, for ``grep``
-and ``awk`` too: no cell is cut and no row folded. Colours alone come from rich: a pipe must not wait the 0.1 s that its
-import takes, nor be laid out for 80 columns.
+are listed in ``docs/command-line.md``, and a test compares them with the code. Tables are plain columns that work with
+``grep`` and ``awk``: no cell is cut and no row is folded. Rich is only used for colours: its import takes 0.1 s, and it
+would fit the output of a pipe into 80 columns.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import NoReturn, TypeAlias, TypeVar
 import msgspec
 
 Segment: TypeAlias = tuple[str, str]
-"""A text and its style, in rich's words; the empty style is none."""
+"""A text and its style, named as in rich; empty for no style."""
 Line: TypeAlias = Sequence[Segment]
 Row: TypeAlias = Mapping[str, str | Segment]
 """The cells of a table's row by their headers."""
@@ -38,7 +38,7 @@ class Exit(enum.IntEnum):
 
     SUCCESS = 0
     FAILURE = 1
-    """The command could not do what it was asked to, or its answer is no; one line on standard error says why."""
+    """The command failed, or its answer is no; one line on standard error says why."""
     USAGE = 2
     """The command line, the environment or a file given there cannot be used."""
     INTERRUPTED = 130
@@ -48,7 +48,7 @@ class Exit(enum.IntEnum):
 
 
 VERSION = 1
-"""Of every command's JSON and YAML: a higher one where a field has gone or means something else."""
+"""The version of a command's JSON and YAML; it grows if a field is removed or changes its meaning."""
 
 EXIT_STATUSES = """\
 exit status: 0 success; 1 failure, or the answer is no: one line on standard error says why;
@@ -56,13 +56,13 @@ exit status: 0 success; 1 failure, or the answer is no: one line on standard err
 
 
 class CommandError(Exception):
-    """A command cannot do what it was asked to; the text says why and what to do, in one line."""
+    """A command failed; the text says why and what to do, in one line."""
 
     status: Exit = Exit.FAILURE
 
 
 class UsageError(CommandError):
-    """The user's input cannot be used; the text names it and what was expected."""
+    """The user's input cannot be used; the text names it and the expected value."""
 
     status = Exit.USAGE
 
@@ -71,30 +71,32 @@ class Parser(argparse.ArgumentParser):
     """A parser that reports an error in one line and expands no abbreviations (they break when a flag is added)."""
 
     def __init__(self, **keywords: object) -> None:
-        """Take what ``ArgumentParser`` takes."""
+        """Takes the keywords of ``ArgumentParser``."""
         keywords |= {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
         super().__init__(**keywords)  # type: ignore[arg-type]  # argparse passes its own keywords through add_parser
 
     def parse_known_args(  # type: ignore[override]  # argparse overloads it for namespaces of other types
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Refuse an unknown argument here: argparse would leave it to the topmost parser and name its help."""
+        """Refuse an unknown argument here: argparse would leave it to the top parser and name that parser's help."""
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(unknown[0], self._option_string_actions)}")
+            self.error(
+                f"unrecognized arguments: {' '.join(unknown)}{_similar(unknown[0], self._option_string_actions)}"
+            )
         return parsed, unknown
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
-        """Name the choice that is spelled nearly so, where there is one, instead of all; of commands never all."""
+        """Name a similar choice if there is one, instead of all choices; for commands never name all."""
         if action.choices is not None and value not in action.choices:
             is_command = action.dest == "command"
             other = f"; did you mean {MEANT[str(value)]}?" if is_command and str(value) in MEANT else ""
-            if (meant := _meant(value, action.choices) or other) or is_command:
-                raise argparse.ArgumentError(action, f"there is no {value}{meant}")
+            if (suggestion := _similar(value, action.choices) or other) or is_command:
+                raise argparse.ArgumentError(action, f"there is no {value}{suggestion}")
         super()._check_value(action, value)
 
     def error(self, message: str) -> NoReturn:
-        """Say in one line what is wrong and where the help is, then exit."""
+        """Print the error and where the help is in one line, then exit."""
         for action in self._get_positional_actions():
             named = action.metavar in re.split(r"[:,] ", message)[1:]
             if named and action.choices and len(choices := [*action.choices]) <= MOST_NAMES:
@@ -117,13 +119,13 @@ MEANT = {
     "who": "devices",
     "why": "explain",
 }
-"""Words of kubectl and of other tools, and the command that does that here."""
+"""Words of kubectl and other tools, each with our command for it."""
 _ALIKE = 0.7
-"""How much of a word has to be like another one (difflib's ratio): half of ``version`` is like ``decisions``."""
+"""The least similarity of two words (difflib's ratio). ``version`` and ``decisions`` are half alike."""
 
 
-def _meant(typed: object, known: Iterable[object]) -> str:
-    """The end of an error about a word that is spelled nearly as a known one."""
+def _similar(typed: object, known: Iterable[object]) -> str:
+    """The end of an error about an unknown word: names a similar known one."""
     import difflib
 
     words = difflib.get_close_matches(str(typed), map(str, known), n=1, cutoff=_ALIKE)
@@ -131,11 +133,11 @@ def _meant(typed: object, known: Iterable[object]) -> str:
 
 
 MOST_NAMES = 10
-"""Names that an error about an unknown one shows; the others are counted."""
+"""Names that an error about an unknown name shows; others are counted."""
 
 
 def no_such(kind: str, name: str, known: Iterable[str]) -> CommandError:
-    """The error about a name that nothing has: it names what there is, those that are spelled nearly so first."""
+    """The error about an unknown name: lists the known names, similar ones first."""
     import difflib
 
     names = sorted(known)
@@ -148,13 +150,13 @@ def no_such(kind: str, name: str, known: Iterable[str]) -> CommandError:
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[Parser]"  # noqa: SLF001 - argparse gives it no public name
 Run: TypeAlias = Callable[[argparse.Namespace], int | None]
-"""Does a command. Its status, which is needed where the answer may be no; None is success."""
+"""Runs a command. Returns its exit status if the answer may be no; None is success."""
 
 
 def add_command(
     subparsers: Subparsers, name: str, run: Run, *, summary: str, description: str = "", examples: str = ""
 ) -> Parser:
-    """Add the command ``name``, done by ``run``; returns its parser, for flags.
+    """Add the command ``name``, which calls ``run``; returns its parser, for flags.
 
     ``summary`` is its line in the list of commands, ``description`` says more in its own help, and ``examples`` are
     lines to copy.
@@ -182,7 +184,7 @@ def count(least: int) -> Callable[[str], int]:
 
 
 def matching(pattern: str, expected: str) -> Callable[[str], str]:
-    """The type of an argument that has to match ``pattern``."""
+    """The type of an argument that must match ``pattern``."""
 
     def parse(text: str) -> str:
         if re.fullmatch(pattern, text):
@@ -196,7 +198,7 @@ def server_url(flag: str, text: str) -> str:
     """``text`` if it is an HTTP URL.
 
     Raises:
-        UsageError: it is not.
+        UsageError: it is no HTTP URL.
     """
     if text.startswith(("http://", "https://")):
         return text
@@ -204,7 +206,7 @@ def server_url(flag: str, text: str) -> str:
 
 
 def program() -> str:
-    """This program as it was typed, so that a hint can be pasted into the same shell."""
+    """The name by which this program was called, so that a hint can be pasted into the same shell."""
     typed = sys.argv[0]
     if Path(typed).name == "kubectl-neuron":
         return "kubectl neuron"
@@ -214,14 +216,14 @@ def program() -> str:
 
 
 class Form(enum.StrEnum):
-    """What ``--output`` takes."""
+    """The choices of ``--output``."""
 
     TEXT = "text"
     """For people."""
     WIDE = "wide"
-    """The same with more columns, of a table."""
+    """For people, with more columns in a table."""
     NAME = "name"
-    """KIND/NAME, of objects of the cluster, as kubectl takes it."""
+    """KIND/NAME of objects of the cluster, which kubectl accepts."""
     CSV = "csv"
     """A line for each number, for spreadsheets and bills."""
     JSON = "json"
@@ -231,7 +233,7 @@ class Form(enum.StrEnum):
 REPORT = (Form.TEXT, Form.JSON, Form.YAML)
 TABLE = (Form.TEXT, Form.WIDE, Form.JSON, Form.YAML)
 OBJECTS = (Form.YAML, Form.JSON)
-"""Where the output is Kubernetes objects."""
+"""The forms of commands whose output is Kubernetes objects."""
 
 
 def add_output_flag(parser: argparse.ArgumentParser, forms: Sequence[Form] = REPORT) -> None:
@@ -244,7 +246,7 @@ def add_output_flag(parser: argparse.ArgumentParser, forms: Sequence[Form] = REP
 def show(form: str, content: object, lines: Iterable[Line], *, nothing: str = "") -> None:
     """Print ``lines`` for people, or the document ``content`` for scripts, as ``--output`` says.
 
-    Where there is no line, ``nothing`` says so on standard error: who counts lines counts none.
+    Without any line, ``nothing`` is printed on standard error, so that standard output has no line to count.
     """
     if form in {Form.JSON, Form.YAML}:
         print(document(form, content), end="")
@@ -255,13 +257,13 @@ def show(form: str, content: object, lines: Iterable[Line], *, nothing: str = ""
 
 
 def show_again(form: str, content: object, lines: Iterable[Line], *, first: bool) -> None:
-    """Print one of a series of findings, for ``--watch``: on a terminal in place of the last one."""
+    """Print one of a series of reports, for ``--watch``: on a terminal it replaces the last one."""
     if form == Form.JSON:
         print(msgspec.json.encode(content).decode(), flush=True)
     elif form == Form.YAML:
         print(f"---\n{document(form, content)}", end="", flush=True)
     elif on_terminal():
-        print("\x1b[2J\x1b[H", end="")  # an empty screen, from its top
+        print("\x1b[2J\x1b[H", end="")  # clear the screen
         print_lines(list(lines))
         print("Watching for changes; Ctrl-C ends.", flush=True)
     else:
@@ -283,9 +285,10 @@ def plain(*texts: str) -> list[Line]:
 
 
 def table(rows: Sequence[Row], *, bare: bool = False) -> list[Line]:
-    """Headers and rows, cells two or more blanks apart; ``-`` for an empty one. No line where there is no row.
+    """Headers and rows, with two or more blanks between cells and ``-`` for an empty cell. No lines without rows.
 
-    All rows have the same headers, and only cells of the last column may hold blanks. A ``bare`` table has no headers.
+    All rows must have the same headers, and only cells of the last column may contain blanks. A ``bare`` table has no
+    headers.
     """
     heads = [[(header, "bold") for header in rows[0]]] if rows and not bare else []
     found = [[(cell, "") if isinstance(cell, str) else cell for cell in row.values()] for row in rows]
@@ -294,7 +297,7 @@ def table(rows: Sequence[Row], *, bare: bool = False) -> list[Line]:
     lines: list[Line] = []
     for row in cells:
         line: list[Segment] = []
-        for (text, style), width in zip(row, widths, strict=True):  # blanks without style: it could be a background
+        for (text, style), width in zip(row, widths, strict=True):  # blanks have no style, as it may be a background
             line += [(text, style), (" " * (width - len(text)), "")]
         lines.append(line[:-1])
     return lines
@@ -304,12 +307,12 @@ _Item = TypeVar("_Item")
 
 
 def in_order(items: Sequence[_Item], path: str) -> tuple[_Item, ...]:
-    """The items of a document by the field at a path such as ``.status.phase``; without a path as they are.
+    """The items of a document, sorted by the field at a path such as ``.status.phase``; unsorted without a path.
 
-    Numbers and texts are in their order, digits in texts by what they count; lists by how many they have.
+    Numbers in texts are compared as numbers, and lists by their length.
 
     Raises:
-        UsageError: no item has the field; it names those that are called nearly so.
+        UsageError: no item has the field; names similar fields.
     """
     fields = [field for field in path.strip("{}").split(".") if field]
     if not (fields and items):
@@ -319,8 +322,8 @@ def in_order(items: Sequence[_Item], path: str) -> tuple[_Item, ...]:
     if all(value is msgspec.UNSET for value in values):
         known = dict.fromkeys(known for document in documents for known in _paths(document))
         near = " or ".join(name for name in known if fields[-1].lower() in name.rpartition(".")[2].lower())
-        meant = f"did you mean {near}?" if near else "see the fields with -o yaml"
-        raise UsageError(f"--sort-by {path}: none of them has this field; {meant}")
+        hint = f"did you mean {near}?" if near else "see the fields with -o yaml"
+        raise UsageError(f"--sort-by {path}: none of them has this field; {hint}")
     return tuple(items[place] for place in sorted(range(len(items)), key=lambda place: _rank(values[place])))
 
 
@@ -336,7 +339,7 @@ def _paths(document: Mapping[str, object], at: str = "") -> Iterator[str]:
 
 
 def _rank(value: object) -> tuple[object, ...]:
-    """By what values of a field are put in order: those without it, and with none, first."""
+    """The sort key of a field's value: missing and empty ones come first."""
     if isinstance(value, list | tuple | dict):
         return 1, float(len(value))
     if isinstance(value, int | float):
@@ -347,7 +350,7 @@ def _rank(value: object) -> tuple[object, ...]:
 
 
 def print_lines(lines: Sequence[Line]) -> None:
-    """Print lines, in colour on a terminal that can, unless the user has set NO_COLOR (no-color.org)."""
+    """Print lines, in colour if the terminal supports it and NO_COLOR is not set (no-color.org)."""
     if not on_terminal() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         print("".join("".join(text for text, _ in line) + "\n" for line in lines), end="", flush=True)
         return
@@ -361,15 +364,15 @@ def print_lines(lines: Sequence[Line]) -> None:
 
 
 def on_terminal() -> bool:
-    """Whether a person looks at standard output directly."""
+    """Whether standard output is a terminal."""
     return bool(sys.stdout and sys.stdout.isatty())  # None: it is closed
 
 
 def complain(message: str) -> None:
-    """One line on standard error, whatever the message holds."""
+    """Print a message as one line on standard error."""
     print(f"neuron-plugin: {printable(' '.join(message.split()))}", file=sys.stderr)
 
 
 def printable(text: str) -> str:
-    """``text`` without characters that steer a terminal: names and attributes come from outside."""
+    """``text`` without control characters for terminals: names and attributes come from outside."""
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)

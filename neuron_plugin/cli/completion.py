@@ -1,8 +1,9 @@
-"""``neuron-plugin completion``: what a shell offers when Tab is pressed.
+"""``neuron-plugin completion``: completions of a shell when Tab is pressed.
 
-One function answers for bash, zsh, fish and kubectl, as cobra does, the library of kubectl. It prints a line for each
-completion: the word, a tab and what it means. The last line is a number that says whether files are meant. Names of
-nodes, pods and namespaces come from the cluster that the typed flags mean. The scripts carry words there and back.
+One function serves bash, zsh, fish and kubectl, in the protocol of cobra, kubectl's library. It prints a line for each
+completion: the word, a tab and a description. The last line is a number that says whether to complete files. Names of
+nodes, pods and namespaces come from the cluster that the typed flags select. The scripts pass words to this function
+and show its answer.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ neuron-plugin completion bash > ~/.local/share/bash-completion/completions/neuro
 """
 
 _FILES, _NOTHING_ELSE, _DIRECTORIES = 0, 4, 16
-"""cobra's ShellCompDirective: what a shell adds."""
+"""Values of cobra's ShellCompDirective: whether the shell completes files or directories."""
 _DIRECTIVES = {"DIR": _DIRECTORIES, "FILE": _FILES, "PATH": _FILES}
 _ANSWER_SECONDS = 2.0
-"""For the API server: somebody has pressed Tab."""
+"""The deadline for the API server, short because a user has pressed Tab."""
 
 _BASH = r"""
 _neuron_plugin() {
@@ -93,7 +94,7 @@ complete -c neuron-plugin -f -a '(__neuron_plugin_complete)'
 
 
 def add_flags(parser: Parser) -> None:
-    """The shell."""
+    """Add the argument for the shell."""
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=f"{', '.join(SHELLS[:-1])} or {SHELLS[-1]}")
 
 
@@ -103,7 +104,7 @@ def run(arguments: Namespace) -> None:
 
 
 def complete(words: Sequence[str]) -> int:
-    """Print what completes the last of the words, as cobra would."""
+    """Print the completions of the last word, as cobra does."""
     offered, directive = _completions(words or [""])
     for name, meaning in offered:
         print(f"{name}\t{meaning}" if meaning else name)
@@ -112,7 +113,7 @@ def complete(words: Sequence[str]) -> int:
 
 
 def _completions(words: Sequence[str]) -> tuple[list[tuple[str, str]], int]:
-    """The completions of the last word, each with what it means, and cobra's directive."""
+    """The completions of the last word with their descriptions, and cobra's directive."""
     from neuron_plugin.cli.main import build_parser
 
     *typed, current = words
@@ -120,14 +121,14 @@ def _completions(words: Sequence[str]) -> tuple[list[tuple[str, str]], int]:
     flag: argparse.Action | None = None
     values, place = dict[str, object](), 0
     for word in typed:
-        if word == "=":  # bash makes three words of --output=json
+        if word == "=":  # bash splits --output=json into three words
             continue
         if flag:
             values[flag.dest], flag = _given(flag, word, values), None
             continue
         name, _, value = word.partition("=")
         if word.startswith("-") and len(word) > 1:
-            known = parser._option_string_actions.get(name)  # noqa: SLF001 - argparse offers no other way to its flags
+            known = parser._option_string_actions.get(name)  # noqa: SLF001 - argparse has no public access to its flags
             if known and value:
                 values[known.dest] = _given(known, value, values)
             elif known and known.nargs != 0:
@@ -158,12 +159,12 @@ def _completions(words: Sequence[str]) -> tuple[list[tuple[str, str]], int]:
 
 
 def _given(flag: argparse.Action, word: str, values: Mapping[str, object]) -> object:
-    """What a word comes to as a flag's value, with those that were given before it; the word itself if it is none."""
+    """A word as a flag's value, added to earlier values; the word itself if it is no valid value."""
     try:
         value = flag.type(word) if callable(flag.type) else word
     except (argparse.ArgumentTypeError, TypeError, ValueError):
         value = word
-    if not isinstance(flag, argparse._AppendAction):  # noqa: SLF001 - argparse offers no other way to know
+    if not isinstance(flag, argparse._AppendAction):  # noqa: SLF001 - argparse has no public name
         return value
     before = values.get(flag.dest)
     return [*(before if isinstance(before, list) else ()), value]
@@ -174,8 +175,8 @@ def _meaning(option: argparse.Action) -> str:
 
 
 def _positional(parser: argparse.ArgumentParser, place: int) -> argparse.Action | None:
-    """The argument at a place; one that takes several words takes all that follow."""
-    actions = parser._get_positional_actions()  # noqa: SLF001 - argparse offers no other way to them
+    """The positional argument at a place; one that takes several words takes all following ones."""
+    actions = parser._get_positional_actions()  # noqa: SLF001 - argparse has no public access
     for number, action in enumerate(actions):
         if number == place or action.nargs in {"*", "+"}:
             return action
@@ -188,8 +189,8 @@ def _beginning(current: str, offered: Iterable[tuple[str, str]]) -> list[tuple[s
 
 
 def _values(action: argparse.Action, typed: Namespace, current: str) -> Iterator[tuple[str, str]]:
-    """What an argument takes, each with what it means."""
-    if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - argparse offers no other way to its commands
+    """The possible values of an argument, each with its description."""
+    if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - argparse has no public access
         yield from ((listed.dest, listed.help or "") for listed in action._choices_actions)  # noqa: SLF001 - as above
     elif action.choices is not None:
         yield from ((str(choice), "") for choice in action.choices)
@@ -199,7 +200,7 @@ def _values(action: argparse.Action, typed: Namespace, current: str) -> Iterator
 
 
 def _names(kind: str, typed: Namespace, current: str) -> list[str]:
-    """The names that there are of a kind, by an argument's metavar."""
+    """The existing names of a kind, by an argument's metavar."""
     if kind == "TYPE":
         from neuron_plugin.topology import catalogue
 
@@ -212,7 +213,7 @@ def _names(kind: str, typed: Namespace, current: str) -> list[str]:
 
 
 def _cluster_names(kind: str, typed: Namespace, current: str) -> list[str]:
-    """The names that the cluster has; none where it cannot be asked, and no word about it."""
+    """The names in the cluster; empty, without an error, if the cluster does not answer."""
     from neuron_plugin.cli.cluster import ask_cluster, kubeconfig_of, namespace_from
     from neuron_plugin.cluster import ApiRequest, ApiServer
     from neuron_plugin.cluster.credentials import CredentialsError, contexts_of

@@ -26,7 +26,7 @@ neuron-plugin uncordon worker-1 5
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    """Which node, which devices."""
+    """Add the arguments for node and devices."""
     parser.add_argument("node", metavar="NODE", type=node_name, help="name of the node")
     parser.add_argument(
         "devices", metavar="DEVICES", type=device_ids, help="device ids of the host, such as 5,7 or 0-3"
@@ -44,15 +44,15 @@ def device_ids(text: str) -> tuple[int, ...]:
 
 
 def run(arguments: Namespace) -> None:
-    """Disable the devices, and say which are."""
+    """Disable the devices, and print the disabled ones."""
     return change(arguments, disable=True)
 
 
 def change(arguments: Namespace, *, disable: bool) -> None:
-    """Change which devices of a node are disabled, and say which are then.
+    """Change the disabled devices of a node, and print them.
 
     Raises:
-        CommandError: it could not be changed.
+        CommandError: the node could not be changed.
     """
     from neuron_plugin.plugin.cordon import CordonError, change_disabled
 

@@ -1,4 +1,4 @@
-"""What starting a daemon has in common: its settings, its log, and the signals that it obeys.
+"""Start of a daemon: settings, log and signals.
 
 SIGTERM and SIGINT end it; SIGUSR1 makes it log the stacks of all its tasks and threads.
 """
@@ -25,9 +25,9 @@ from neuron_plugin.telemetry import LogFormat, LogLevel, log_stacks, start_loggi
 logger = logging.getLogger(__name__)
 
 OBJECTS_BETWEEN_COLLECTIONS = 20_000
-"""New objects after which Python looks for garbage in cycles, of which daemons make little.
+"""New objects after which Python looks for cyclic garbage, which is rare in daemons.
 
-After its own 700 that took some 5 % of the CPU of a placement.
+With Python's default of 700 that took some 5 % of the CPU of a placement.
 """
 
 _Settings = TypeVar("_Settings", bound=msgspec.Struct)
@@ -37,7 +37,7 @@ Serve = Callable[[asyncio.Event], Awaitable[None]]
 
 
 def add_settings(parser: ArgumentParser, settings: type[msgspec.Struct]) -> None:
-    """Give a daemon's parser a flag for each setting, and ``--config`` and ``--print-config``."""
+    """Add a flag for each setting, ``--config`` and ``--print-config``."""
     add_flags(parser, settings)
     file = f"YAML file of settings, keys as the flags without --; flags and {ENVIRONMENT_PREFIX}* win over it"
     parser.add_argument("--config", metavar="FILE", type=Path, help=file)
@@ -58,7 +58,7 @@ def load_settings(
 
 
 def printed_settings(settings: msgspec.Struct, arguments: Namespace) -> bool:
-    """Whether the user asked only to see the settings; if so they are printed, and the daemon must not start."""
+    """Print the settings if the user asked for them. Returns whether it did: then the daemon must not start."""
     if arguments.print_config:
         print(as_yaml(settings), end="")
     return bool(arguments.print_config)

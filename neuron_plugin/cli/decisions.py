@@ -1,4 +1,4 @@
-"""``neuron-plugin decisions``: which sets a daemon chose lately, what else there was, and why."""
+"""``neuron-plugin decisions``: the latest sets that a daemon chose, the alternatives, and the reasons."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SERVER = "127.0.0.1:12347"
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    """Which decisions, and of which daemon."""
+    """Add flags for decisions and daemon."""
     add_output_flag(parser)
     add_cluster_flags(parser, *ROWS)
     pod = "only those about this pod; namespace default when none is given"
@@ -58,7 +58,7 @@ def add_flags(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> None:
-    """Ask the daemon and print, oldest first."""
+    """Ask the daemon and print its decisions, oldest first."""
     if arguments.server is None:
         here = settings_here()
         host, port = here.health_address, here.health_port

@@ -1,7 +1,6 @@
-"""``neuron-plugin describe``: all that is known of one node, or of one pod, on one page.
+"""``neuron-plugin describe``: everything about one node, or one pod, on one page.
 
-Nothing is worked out here: the page puts together what ``nodes``, ``pods``, ``devices``, ``topology`` and ``explain``
-show, and the events.
+The page combines the output of ``nodes``, ``pods``, ``devices``, ``topology`` and ``explain`` with the events.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import msgspec
 
 from neuron_plugin.allocation import NeuronPod, NodeInfo
 from neuron_plugin.allocation.resources import ranges
-from neuron_plugin.cli.cluster import LOOK, add_cluster_flags, ask_cluster, looking, node_in, node_name, pod_from
+from neuron_plugin.cli.cluster import LOOK, add_cluster_flags, ask_cluster, node_in, node_name, pod_from, state_reader
 from neuron_plugin.cli.cluster_views import views_of
 from neuron_plugin.cli.command import (
     CommandError,
@@ -50,7 +49,7 @@ neuron-plugin describe pod train-0 -n ml
 
 
 def add_flags(parser: Parser) -> None:
-    """A node or a pod."""
+    """Add the commands for a node and a pod."""
     kinds: Subparsers = parser.add_subparsers(title="kinds", metavar="KIND", dest="kind", required=True)
     node = add_command(kinds, "node", run, summary="a node: its devices, their health, who has them, why it is closed")
     node.add_argument("name", metavar="NODE", type=node_name, help="the node")
@@ -64,11 +63,11 @@ def run(arguments: Namespace) -> None:
     """Print the page."""
     is_pod = arguments.kind == "pod"
     namespace, name = pod_from(arguments, arguments.name) if is_pod else ("", arguments.name)
-    looked = looking(arguments)
+    read_state = state_reader(arguments)
 
     async def found(api: ApiServer) -> tuple[ClusterState, EventsView]:
         events = await events_about(api, arguments.kind.capitalize(), name, namespace)
-        return await looked(api), events
+        return await read_state(api), events
 
     state, events = ask_cluster(arguments, found)
     try:
@@ -135,6 +134,6 @@ def _events(found: EventsView) -> list[Line]:
 
 
 def _fields(values: Mapping[str, str]) -> Iterable[Line]:
-    """Names and values; what is empty is left out."""
+    """Names and values, without empty ones."""
     width = max(map(len, values)) + 3
     return plain(*(f"{f'{name}:':{width}}{value}" for name, value in values.items() if value))

@@ -78,12 +78,12 @@ neuron-plugin devices --root ./trn1        # a simulated machine, see: neuron-pl
 """
 
 WATCH_SECONDS = 2.0
-"""Between two looks with ``--watch``."""
+"""Between two reads with ``--watch``."""
 _HEALTHY_STYLES = {Health.HEALTHY: "green", Health.WARNING: "yellow", Health.RESETTING: "yellow"}
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    """The form of the output, whether to watch, and which node."""
+    """Add flags for output, watching and node."""
     add_node_argument(parser)
     add_output_flag(parser, TABLE)
     processes = "show which processes have each device open, too; for those of pods as root on the node"
@@ -95,7 +95,7 @@ def add_flags(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> None:
-    """Print the devices once, or for as long as they are watched."""
+    """Print the devices once, or repeatedly with ``--watch``."""
     reports = (
         msgspec.structs.replace(report, devices=in_order(report.devices, arguments.sort_by))
         for report in (_of_cluster(arguments) if arguments.node else _of_machine(arguments))
@@ -107,7 +107,7 @@ def run(arguments: Namespace) -> None:
 
 
 def _of_machine(arguments: Namespace) -> Iterator[MachineReport]:
-    """This machine, or the one that --root means, again and again."""
+    """Reports of this machine, or of the machine at --root, again and again."""
     node, first = node_from(arguments), None
     holders = HolderReading(node.settings)
     if arguments.use:
@@ -127,7 +127,7 @@ def _of_machine(arguments: Namespace) -> Iterator[MachineReport]:
 
 
 def _of_cluster(arguments: Namespace) -> Iterator[MachineReport]:
-    """A node of the cluster, again and again."""
+    """Reports of a node of the cluster, again and again."""
     if arguments.use or arguments.processes:
         raise UsageError("--use and --processes look at the machine itself: leave NODE out, on that machine")
     while True:
@@ -136,7 +136,7 @@ def _of_cluster(arguments: Namespace) -> Iterator[MachineReport]:
 
 
 def report_of(state: ClusterState, info: NodeInfo, has: NodeInventory) -> MachineReport:
-    """A node of the cluster, with how much its plugin says that it is used."""
+    """The report of a node of the cluster, with the utilization that its plugin has published."""
     utilization = device_utilization(info, state.utilization_on(info.name)).items()
     known = {device: DeviceUse(use.busy_percent, use.memory_bytes) for device, use in utilization}
     return published_report(has, info.ledger, known)
@@ -156,7 +156,7 @@ def show_once(form: Form, report: MachineReport, *, bare: bool = False) -> None:
 
 
 def watch(form: Form, reports: Iterable[MachineReport], *, bare: bool = False) -> None:
-    """Print each report that differs from the last; a note is printed once for as long as it stays true."""
+    """Print each report that differs from the last one; a note is printed once while it remains."""
     shown: frozenset[str] = frozenset()
     for number, (report, _) in enumerate(groupby(reports)):
         show_again(form, report, device_lines(form, report, bare=bare), first=not number)
@@ -169,9 +169,9 @@ def watch(form: Form, reports: Iterable[MachineReport], *, bare: bool = False) -
 
 
 def device_lines(form: Form, report: MachineReport, *, bare: bool = False) -> list[Line]:
-    """The machine's title, and a row for each device. Reasons stand last, where there are any.
+    """The machine's title, and a row for each device. Reasons are in the last column, if there are any.
 
-    ``bare``: rows alone.
+    ``bare``: only rows.
     """
     rows: list[Row] = []
     for device in report.devices:
@@ -204,7 +204,7 @@ def device_lines(form: Form, report: MachineReport, *, bare: bool = False) -> li
             }
         if any(device.used_memory_bytes is not None or device.busy_percent is not None for device in report.devices):
             busy, used = device.busy_percent, device.used_memory_bytes
-            is_free = busy is None and used is None and device.holders == ()  # published is the use of pods
+            is_free = busy is None and used is None and device.holders == ()  # only pods' use is published
             unknown = "" if is_free else "?"
             cells["USE"] = unknown if busy is None else f"{busy}%"
             cells["USED-MEMORY"] = unknown if used is None else f"{used / 2**30:.1f}Gi"
@@ -219,7 +219,7 @@ def device_lines(form: Form, report: MachineReport, *, bare: bool = False) -> li
 
 
 def title_of(report: MachineReport) -> str:
-    """The machine in one line. A device is free when it can be given to a pod and no pod has any of it."""
+    """The machine in one line. A device is free if it can be given to a pod and no pod has any of it."""
     present = sum(device.health not in {Health.MISSING, Health.SKIPPED} for device in report.devices)
     count = plural(report.device_count, "device")
     if present != report.device_count:

@@ -1,4 +1,4 @@
-"""``neuron-plugin doctor``: what is wrong with this node, and what to do about it."""
+"""``neuron-plugin doctor``: faults of this node, and their remedies."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _NAME_WIDTH = max(len(check.name) for check in CHECKS) + 2
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    """Which checks, and of which node."""
+    """Add arguments for checks and node."""
     words = "a node of the cluster (default: this machine), or checks: make only these (default: all)"
     parser.add_argument("words", nargs="*", metavar="NODE|CHECK", help=words)
     add_output_flag(parser)
@@ -70,23 +70,23 @@ def add_flags(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Make the checks; the status says whether there is a problem."""
+    """Run the checks; the exit status says whether there is a problem."""
     if arguments.list:
         print_lines(table([{"CHECK": check.name, "IS FINE WHEN": check.looks_at} for check in CHECKS]))
         return Exit.SUCCESS
     names, words = [check.name for check in CHECKS], arguments.words
     unknown = [word for word in words if word not in names]
     if unknown and len(words) == 1 and not arguments.root:
-        return _tell(arguments, report_of(_published(arguments, unknown[0])))
+        return _print_report(arguments, report_of(_published(arguments, unknown[0])))
     if unknown:
         raise UsageError(f"there is no check {unknown[0]}: choose among {', '.join(names)}; NODE stands alone")
     checks = [check for check in CHECKS if not words or check.name in words]
     report = report_of(examine(gather(vars(arguments), os.environ), checks), as_root=os.geteuid() == 0)
-    return _tell(arguments, report)
+    return _print_report(arguments, report)
 
 
 def _published(arguments: Namespace, word: str) -> list[Finding]:
-    """What is published of a node. A word that is neither a node nor a check may be meant as either."""
+    """Findings about a node from published facts. An unknown word may be a misspelt node or check."""
     name = node_name(word)
     try:
         state = cluster_state(arguments)
@@ -98,16 +98,16 @@ def _published(arguments: Namespace, word: str) -> list[Finding]:
     return examine_published(info, state.history.renewals.get(name, ""), problems)
 
 
-def _tell(arguments: Namespace, report: Report) -> int:
+def _print_report(arguments: Namespace, report: Report) -> int:
     show(arguments.output, report, report_lines(report))
     return Exit.FAILURE if report.worst is Level.PROBLEM else Exit.SUCCESS
 
 
 def report_lines(report: Report) -> Iterator[Line]:
-    """A line to ``grep`` for each finding, reason and remedy below it, and a summary.
+    """One line for each finding, so that ``grep`` works, with reason and remedy below, and a summary.
 
-    What several findings in a row have in common is printed once, below the last of them; and so is a remedy for
-    several checks that could not look.
+    Text that successive findings have in common is printed once, below the last of them. So is a remedy for several
+    checks that could not be made.
     """
     said: set[str] = set()
     for finding, following in zip_longest(report.findings, report.findings[1:]):

@@ -30,7 +30,7 @@ neuron-plugin explain training-0 --extender http://127.0.0.1:12346
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    """The pod, and what to ask."""
+    """Add arguments for the pod and the source."""
     parser.add_argument("pod", metavar="[NAMESPACE/]POD", help="the pod, or a group of pods")
     nodes = "only this node, with all that is in the way there; can be given several times"
     parser.add_argument("--node", metavar="NODE", type=node_name, action="append", default=[], help=nodes)

@@ -1,4 +1,4 @@
-"""``neuron-plugin extender``: the scheduler extender."""
+"""``neuron-plugin extender``: the placement controller."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ neuron-plugin extender --config /etc/neuron-extender.yaml --print-config
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    """A flag for each setting of the extender."""
+    """Add a flag for each setting of the extender."""
     add_settings(parser, ExtenderSettings)
 
 

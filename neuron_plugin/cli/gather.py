@@ -34,7 +34,7 @@ neuron-plugin gather --root ./trn1 --file report.tar.gz
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    """Where to look, and where to write."""
+    """Add flags for source and output."""
     parser.add_argument("-f", "--file", metavar="FILE", type=Path, help="the archive (default: a name with the time)")
     nodes = "look at the cluster, of the plugins only at those of these nodes (default: this machine)"
     parser.add_argument("node", metavar="NODE", nargs="*", type=node_name, help=nodes)
@@ -47,7 +47,7 @@ def add_flags(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> None:
-    """Write the archive, and name its files."""
+    """Write the archive, and print the names of its files."""
     of_cluster = arguments.all or arguments.node
     if arguments.namespace and not of_cluster:
         raise UsageError("--namespace is for a cluster: name a NODE, or give --all")

@@ -1,4 +1,4 @@
-"""The ``neuron-plugin`` command: finds the command that was asked for, and turns its errors into one line."""
+"""The program ``neuron-plugin``: runs the requested command, and prints errors in one line."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ COMMANDS = {
     "completion": "print a script that completes this command in your shell",
     "version": "print the version of this program",
 }
-"""Names and summaries, in the order of the help. Each is a module of ``ROOMS`` or of this package."""
+"""Names and summaries, in the order of the help. Each is a module of this package or of ``ROOMS``."""
 
 ROOMS = dict.fromkeys(("demo", "playground", "simulate"), "neuron_plugin.simulation.commands")
-"""Where commands of another room are: the simulation, of which the product imports nothing."""
+"""The packages of commands of other rooms: the simulation, from which the product imports nothing."""
 
 DESCRIPTION = """\
 AWS Neuron devices for Kubernetes: the daemon of a node (run), the scheduler's extender (extender),
 and commands that look at the Neuron hardware of this machine or of a simulated one."""
 
 KINDS = {"no": "node", "nodes": "node", "po": "pod", "pods": "pod"}
-"""kubectl's further names of a kind of object."""
+"""kubectl's other names of kinds of objects."""
 
 COMPLETE = "__complete"
-"""The hidden command of completion scripts: all words follow, up to the one that is completed."""
+"""The hidden command of completion scripts; its arguments are all words up to the one to complete."""
 KUBECTL_COMPLETE = "kubectl_complete-neuron"
-"""By this name kubectl runs this program, with the same words, to complete 'kubectl neuron'."""
+"""kubectl runs this program by this name, with the same words, to complete 'kubectl neuron'."""
 
 STACK = "NEURON_PLUGIN_STACK"
-"""Set to report a fault of this program, with its stack."""
+"""Set this variable to see the stack of an error in this program."""
 
 EPILOG = f"""\
 try it without hardware or cluster:
@@ -73,7 +73,7 @@ try it without hardware or cluster:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status. Wrong usage and --help raise SystemExit, as argparse does."""
-    for stream in (sys.stdout, sys.stderr):  # a name that this terminal cannot show must not hide the rest
+    for stream in (sys.stdout, sys.stderr):  # a name that the terminal cannot show must not be an error
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     words = sys.argv[1:] if argv is None else list(argv)
@@ -91,11 +91,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status = int(arguments.run(arguments) or Exit.SUCCESS)
         if sys.stdout:
-            sys.stdout.flush()  # here, where a closed pipe can still be noticed
+            sys.stdout.flush()  # here a closed pipe can still be handled
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except BrokenPipeError:
-        # The interpreter's last flush goes nowhere, or it would complain about the closed pipe.
+        # Redirect the interpreter's last flush, which would complain about the closed pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.BROKEN_PIPE
     except CommandError as error:
@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         complain(f"{error.filename or arguments.command}: {error.strerror or error}")
         return Exit.FAILURE
-    except Exception as error:  # noqa: BLE001 - a user wants no stack, unless to report it
+    except Exception as error:  # noqa: BLE001 - users need no stack, unless to report a bug
         from neuron_plugin.settings import SettingsError
 
         if isinstance(error, SettingsError):
@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _as_ours(words: list[str]) -> list[str]:
-    """The words of ``help nodes``, ``get po``, ``no`` or ``describe pod/train``, as our commands are called."""
+    """The words of our commands for ``help nodes``, ``get po``, ``no`` or ``describe pod/train``."""
     if words[0] == "help":
         return [*words[1:], "--help"]
     first, *rest = words[1:] if words[0] == "get" and len(words) > 1 else words
@@ -130,9 +130,9 @@ def _as_ours(words: list[str]) -> list[str]:
 
 
 def build_parser(only: str | None = None, name: str = "neuron-plugin") -> Parser:
-    """The parser of all commands; the flags of ``only`` one of them are added, and no other module imported.
+    """The parser of all commands; with ``only``, just that command gets its flags, and no other module is imported.
 
-    ``name`` is what the help calls the program.
+    ``name`` is the program's name in the help.
     """
     parser = Parser(prog=name, description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"neuron-plugin {__version__}")

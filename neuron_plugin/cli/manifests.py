@@ -1,7 +1,7 @@
-"""``neuron-plugin manifests``: what the Helm chart installs, for people without Helm.
+"""``neuron-plugin manifests``: the manifests of the Helm chart, for use without Helm.
 
-The manifests are rendered from the chart when it changes and shipped with this package, with placeholders for what a
-cluster has of its own; here those are replaced. No cluster is asked.
+The manifests are rendered when the chart changes and shipped with this package, with placeholders for values of a
+cluster. This command replaces the placeholders; it asks no cluster.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SECRETS = {
 #   neuron-plugin-extender-tls   for the server neuron-plugin-extender.{namespace}.svc
 """,
 }
-"""What has to be there before a part is applied; of parts that are not named, ``_TWO_SECRETS``."""
+"""Comments about prerequisites of a part; the default is ``_TWO_SECRETS``."""
 _TWO_SECRETS = """\
 # Before this is applied, the namespace needs two secrets of type kubernetes.io/tls, each with ca.crt, tls.crt and
 # tls.key, of one authority that signs nothing else:
@@ -51,11 +51,11 @@ _NAMESPACE = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _IMAGE = r"[A-Za-z0-9][\w./:@-]*"
 _VERSION = r"v?(\d+\.\d+)(\.\d+)?([-+].*)?"
 _FIRST_PATCH = ".0"
-"""Of a minor version that is given alone, such as 1.36: every one has it."""
+"""The patch of a minor version such as 1.36: every minor version has it."""
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    """Which manifests, and what replaces their placeholders."""
+    """Add arguments for the part and for the placeholders."""
     parts = "; ".join(f"{name}: {text}" for name, text in PARTS.items())
     parser.add_argument("part", metavar="PART", choices=tuple(PARTS), help=parts)
     add_output_flag(parser, OBJECTS)
@@ -83,9 +83,9 @@ def run(arguments: Namespace) -> None:
     text = resources.files("neuron_plugin.cli").joinpath(f"rendered/{arguments.part}.yaml").read_text("utf-8")
     address, version = arguments.extender_address, arguments.kubernetes_version
     if version and (read := re.fullmatch(_VERSION, version)):
-        # The tag of kube-scheduler's image: a provider's suffix is dropped, v1.33.4-eks-1a2b3c is v1.33.4.
+        # The tag of kube-scheduler's image: a provider's suffix is removed, v1.33.4-eks-1a2b3c becomes v1.33.4.
         version = f"v{read[1]}{read[2] or _FIRST_PATCH}"
-    if isinstance(address, ipaddress.IPv6Address):  # a cluster whose Services have IPv6 is taken to have nothing else
+    if isinstance(address, ipaddress.IPv6Address):  # if Services have IPv6, assume that the cluster has nothing else
         text = text.replace('"0.0.0.0"', '"::"').replace("https://address-of-the-extender", f"https://[{address}]")
     for placeholder, value, flag in (
         ("namespace-of-neuron-plugin", arguments.namespace, "--namespace"),
@@ -110,6 +110,6 @@ def run(arguments: Namespace) -> None:
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     with suppress(ValueError):
-        if "%" not in text:  # a zone's name means something on one machine only
+        if "%" not in text:  # a zone's name is only valid on one machine
             return ipaddress.ip_address(text)
     raise ArgumentTypeError(f"{text!r} is no IP address, such as 10.96.100.45 or fd00:10:96::45")

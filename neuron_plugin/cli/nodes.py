@@ -1,4 +1,4 @@
-"""``neuron-plugin nodes``: what every Neuron node of the cluster has, and what of it is free."""
+"""``neuron-plugin nodes``: the devices of every Neuron node of the cluster, and which are free."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ neuron-plugin nodes --extender http://127.0.0.1:12346
 
 
 class NodeTotals(msgspec.Struct, frozen=True, rename="camel"):
-    """Sums over the nodes that are shown. What is free on a closed node is not counted as free.
+    """Sums over the shown nodes. Free devices of a closed node do not count as free.
 
-    Each device is allocated, free or not available; ``unhealthy_used_devices`` are a part of the used ones, and
-    ``unhealthy_devices`` are all that are unhealthy or missing, with pods and without. ``gated_pods`` are those of the
-    waiting ones that our scheduling gate holds back; ``promised_pods`` have their devices and are not bound yet.
+    Each device is allocated, free or not available; ``unhealthy_used_devices`` are the used devices that are unhealthy
+    or missing, and ``unhealthy_devices`` all such devices, used or not. ``gated_pods`` are the waiting pods that our
+    scheduling gate holds back; ``promised_pods`` have their devices and are not bound yet.
     """
 
     nodes: int
@@ -83,7 +83,7 @@ class NodesReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    """Which nodes, and how to show them."""
+    """Add arguments for nodes and output."""
     only = "only these nodes (default: all that have Neuron)"
     parser.add_argument("nodes", metavar="NODE", nargs="*", type=node_name, help=only)
     parser.add_argument("--all", action="store_true", help="nodes without Neuron devices, too")
@@ -92,7 +92,7 @@ def add_flags(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> None:
-    """Print the nodes once, or for as long as they are watched."""
+    """Print the nodes once, or repeatedly with ``--watch``."""
     form = Form(arguments.output)
     for number, views in enumerate(cluster_views(arguments, NODES)):
         report = report_of(views, arguments.nodes, everything=arguments.all)
@@ -107,10 +107,10 @@ _NOTHING = "no node has Neuron devices; with --all the others are shown, too"
 
 
 def report_of(views: Views, names: Sequence[str], *, everything: bool) -> NodesReport:
-    """The nodes of these names, or without names those with Neuron or ``everything``.
+    """The report of the nodes of these names; without names, of all nodes with Neuron, or of all with ``everything``.
 
     Raises:
-        CommandError: there is no node of one of the names.
+        CommandError: a node of this name does not exist.
     """
     if missing := sorted({*names} - {node.name for node in views.nodes}):
         raise no_such("node", missing[0], (node.name for node in views.nodes if node.status.reason != NO_NEURON.text))

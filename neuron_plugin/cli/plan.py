@@ -1,4 +1,4 @@
-"""``neuron-plugin plan``: what would make room for waiting pods, what a drain takes, and what else fits."""
+"""``neuron-plugin plan``: evictions that make room for waiting pods, the effect of a drain, and how many pods fit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from neuron_plugin.cli.cluster import (
     ask_cluster,
     ask_extender,
     cluster_state,
-    labelled,
+    list_labelled,
     node_name,
     types_from,
 )
@@ -45,7 +45,7 @@ from neuron_plugin.planning import MoveRules, Standing
 from neuron_plugin.wording import first_of, named_set, plural
 
 MOST_PODS = 3
-"""Pods named that wait for the same reason; the others are counted."""
+"""Named pods that wait for one reason; others are counted."""
 
 DESCRIPTION = """\
 Say what would make room for the pods that wait, and change nothing.
@@ -80,7 +80,7 @@ neuron-plugin plan -f cluster.json                 # of: kubectl get nodes,pods 
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    """What to plan, the rules, and which cluster."""
+    """Add arguments for the plan, the rules and the cluster."""
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--drain", metavar="NODE", type=node_name, help="where the pods of this node would go")
     shape = "what a new pod would need, and how many more of it fit; such as neuron=4 or neuroncore=2"
@@ -132,7 +132,7 @@ def run(arguments: Namespace) -> int:
     except UnknownNodeError as error:
         raise CommandError(str(error)) from None
     if arguments.selector:
-        found = ask_cluster(arguments, lambda api: labelled(api, PODS, arguments.selector))
+        found = ask_cluster(arguments, lambda api: list_labelled(api, PODS, arguments.selector))
         report = report.of({f"{pod.namespace}/{pod.name}" for pod in found})
     listed = "idle" if options.idle else "drained" if options.drain else "waiting"
     report = msgspec.structs.replace(report, **{listed: in_order(getattr(report, listed), arguments.sort_by)})
@@ -195,7 +195,7 @@ def _moved(move: MoveReport) -> str:
 
 
 def _lines(report: PlanReport, *, bare: bool) -> Iterator[Line]:
-    """A row for each pod, the moves of each below, why others have no room, and how many more fit."""
+    """A row for each pod with its moves below, the reasons of pods without room, and how many more pods fit."""
     rows: list[Row] = []
     for pod in report.waiting:
         style = "green" if pod.standing == Standing.FITS else "yellow" if pod.moves else "bold red"

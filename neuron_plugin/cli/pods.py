@@ -1,4 +1,4 @@
-"""``neuron-plugin pods``: which pods ask for Neuron, and which devices and cores their containers have."""
+"""``neuron-plugin pods``: the pods that ask for Neuron, and the devices and cores of their containers."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ NO_REASONS: Mapping[str, str] = {}
 
 
 class PodTotals(msgspec.Struct, frozen=True, rename="camel"):
-    """Sums over the pods that are shown; a core counts once, whichever containers of a pod use it.
+    """Sums over the shown pods; a core of several containers of a pod counts once.
 
-    ``gated`` are those of the waiting ones that our scheduling gate holds back. ``idle_devices`` are devices that idle
-    containers have; another container may use the rest of one.
+    ``gated`` are the waiting pods that our scheduling gate holds back. ``idle_devices`` are devices of idle containers;
+    another container may use other cores of such a device.
     """
 
     pods: int
@@ -80,7 +80,7 @@ class PodsReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    """Which pods, and how to show them."""
+    """Add arguments for pods and output."""
     only = "only these pods (default: all that ask for Neuron)"
     parser.add_argument("pods", metavar="[NAMESPACE/]POD", nargs="*", help=only)
     parser.add_argument("--node", metavar="NODE", type=node_name, default="", help="only pods on this node")
@@ -88,7 +88,7 @@ def add_flags(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> None:
-    """Print the pods once, or for as long as they are watched."""
+    """Print the pods once, or repeatedly with ``--watch``."""
     if arguments.pods and arguments.all_namespaces:
         raise UsageError("names of pods and -A exclude each other: give NAMESPACE/POD")
     names = {"/".join(pod_from(arguments, name)) for name in arguments.pods}
@@ -119,7 +119,7 @@ def _chosen(views: Views, names: set[str], namespace: str, node: str) -> list[Po
 
 
 def report_of(pods: Iterable[PodView], reasons: Mapping[str, str] = NO_REASONS) -> PodsReport:
-    """The document of some pods; ``reasons`` are those of any that wait."""
+    """The document of some pods; ``reasons`` are of waiting pods."""
     shown = tuple(pods)
     devices, cores, idle = set[tuple[str, int]](), set[tuple[str, int]](), set[tuple[str, int]]()
     for pod in shown:

@@ -11,7 +11,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from neuron_plugin.cli.cluster import LOOK, add_cluster_flags, ask_cluster, looking, node_name
+from neuron_plugin.cli.cluster import LOOK, add_cluster_flags, ask_cluster, node_name, state_reader
 from neuron_plugin.cli.command import (
     CommandError,
     Exit,
@@ -57,11 +57,11 @@ neuron-plugin repair worker-1 --device 3 --undo
 """
 
 AGAIN_SECONDS = 5.0
-"""Between two looks with ``--wait``, as kubectl drain waits before it asks a budget again."""
+"""Between two tries with ``--wait``, as in kubectl drain."""
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    """Which devices, and what to do about their pods."""
+    """Add arguments for devices and for their pods."""
     parser.add_argument("node", metavar="NODE", type=node_name, help="name of the node")
     parser.add_argument(
         *("--device", "--devices"),
@@ -84,7 +84,7 @@ def add_flags(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Disable the devices, and say what keeps them from being empty."""
+    """Disable the devices, and print which pods still have them."""
     if arguments.force and not arguments.evict:
         raise UsageError("--force is for --evict")
     if arguments.undo:
@@ -104,20 +104,20 @@ def run(arguments: Namespace) -> int:
 
 
 async def _repair(arguments: Namespace, api: ApiServer) -> RepairReport:
-    """What is left in the end; the node is changed first, so that no new pod comes while others go."""
-    looked = looking(arguments)
+    """The final report; the node is changed first, so that no new pod gets the devices meanwhile."""
+    read_state = state_reader(arguments)
     evicted = dict[str, str]()
     if not arguments.dry_run:
         await change_disabled(api, arguments.node, arguments.devices, disable=True)
     until = time.monotonic() + arguments.wait
     while True:
-        state = await looked(api)
+        state = await read_state(api)
         report = await asyncio.to_thread(repair_report, state, arguments.node, arguments.devices)
         refused = dict[str, str]()
         for pod in report.pods if arguments.evict else ():
             if pod.uid not in evicted and pod.evictable and (arguments.force or (pod.target and pod.controller)):
                 name = f"{pod.namespace}/{pod.name}"
-                if why := await _evicted(api, pod):
+                if why := await _evict(api, pod):
                     refused[name] = why
                 else:
                     evicted[pod.uid] = name
@@ -129,8 +129,8 @@ async def _repair(arguments: Namespace, api: ApiServer) -> RepairReport:
         await asyncio.sleep(min(AGAIN_SECONDS, left))
 
 
-async def _evicted(api: ApiServer, pod: DevicePod) -> str:
-    """Evict a pod; why it was not evicted, or nothing. A pod that is gone already needs no eviction."""
+async def _evict(api: ApiServer, pod: DevicePod) -> str:
+    """Evict a pod. Returns why it was not evicted; empty if it was, or is gone already."""
     request = evict_pod(namespace=pod.namespace, name=pod.name, uid=pod.uid)
     try:
         await send(api, request, timeout_seconds=PAGE_SECONDS)

@@ -23,7 +23,7 @@ neuron-plugin run --config /etc/neuron-plugin.yaml --print-config
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    """A flag for each setting of the daemon."""
+    """Add a flag for each setting of the daemon."""
     add_settings(parser, PluginSettings)
 
 

@@ -1,9 +1,9 @@
-"""``neuron-plugin scheduler-config``: the kube-scheduler configuration that goes with the extender.
+"""``neuron-plugin scheduler-config``: the kube-scheduler configuration for the extender.
 
-Each of its values was seen to matter with kube-scheduler 1.36. ``ignorable: true`` would turn a failed bind into a
+Each value was found to be necessary with kube-scheduler 1.36. ``ignorable: true`` would turn a failed bind into a
 binding without devices. Without ``nodeCacheCapable`` every call carries whole nodes. A scheduler that samples nodes
-reports a pod unschedulable although nodes it never showed us would fit (pkg/scheduler/extender.go, schedule_one.go).
-The configuration is decoded strictly: a key it does not know stops the scheduler.
+reports a pod as unschedulable although nodes that it never sent to us would fit (pkg/scheduler/extender.go,
+schedule_one.go). The configuration is decoded strictly: an unknown key stops the scheduler.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ URL = "http://127.0.0.1:12345"
 API_VERSION = "kubescheduler.config.k8s.io/v1"
 
 WEIGHT = 200
-"""One point of ours is worth ``WEIGHT`` * 10, 2000; all stock scorers together differ by 15 * 100, 1500, at most
+"""One point of our score is worth ``WEIGHT`` * 10, 2000; all stock scorers together differ by at most 15 * 100, 1500
 (pkg/scheduler/apis/config/v1/default_plugins.go).
 
 Our scores are ranks (`placement.extender.filter.scores`), so the node that costs later pods least leads by a point and
-always wins. Among nodes of equal cost the stock scorers decide, as ever.
+always wins. Among nodes of equal cost the stock scorers decide.
 """
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    """Which scheduler, and how it reaches the extender."""
+    """Add flags for the scheduler and its connection to the extender."""
     add_output_flag(parser, OBJECTS)
     which = parser.add_mutually_exclusive_group()
     name = f"name that pods give as schedulerName (default: {SECOND_SCHEDULER})"
@@ -80,7 +80,7 @@ def run(arguments: Namespace) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ExtenderEndpoint:
-    """Where the scheduler finds the extender, and with what it proves who it is."""
+    """The extender's URL and the scheduler's client certificate."""
 
     url: str
     ca_file: str = ""
@@ -96,10 +96,10 @@ def scheduler_configuration(
     resources: Sequence[Resource] = tuple(Resource),
     amounts: Sequence[str] = ("memory",),
 ) -> dict[str, object]:
-    """A KubeSchedulerConfiguration v1: a second scheduler of that name, or the default one with our extender.
+    """A KubeSchedulerConfiguration v1 for a second scheduler of that name, or for the default one with our extender.
 
-    A second scheduler needs a Lease of its own, or it would wait for the first one's for ever. No node advertises
-    ``amounts``: the scheduler asks the extender about a pod that has some, and does not count them itself.
+    A second scheduler needs a Lease of its own, otherwise it would wait for the first one's for ever. No node
+    advertises ``amounts``: for a pod with amounts the scheduler asks the extender, and does not count them itself.
     """
     configuration: dict[str, object] = {"apiVersion": API_VERSION, "kind": "KubeSchedulerConfiguration"}
     if kubeconfig:
@@ -124,7 +124,7 @@ def scheduler_configuration(
     }
     if endpoint.url.startswith("https:"):
         tls = {
-            # A standby sends the scheduler to the leader's own address, which stands in no certificate.
+            # A standby redirects the scheduler to the leader's own address, which is in no certificate.
             "serverName": urlsplit(endpoint.url).hostname,
             "caFile": endpoint.ca_file,
             "certFile": endpoint.client_cert,

@@ -1,4 +1,4 @@
-"""Which node or daemon a command is about, by its flags, the environment and the usual files."""
+"""The node or daemon of a command, by its flags, the environment and the usual files."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ HOLDERS = {
     "kubelet-dir": "DIR",
     "pod-resources-socket": "PATH",
 }
-"""Settings of the daemon that locate the devices and their holders, which are flags here, too; and their metavars."""
+"""Settings of the daemon that locate devices and their holders, and are flags here, too, with their metavars."""
 EVERYTHING = HOLDERS | {"kubeconfig": "FILE", "node-name": "NAME", "mode": "MODE"}
 
 
 def add_node_flags(parser: ArgumentParser, settings: dict[str, str]) -> None:
-    """Add ``--root``, ``--config`` and these settings of the daemon, with the daemon's own descriptions."""
+    """Add ``--root``, ``--config`` and flags for these settings of the daemon, with the daemon's descriptions."""
     group = parser.add_argument_group(
         "which node", "A flag wins over NEURON_PLUGIN_*, that over the daemon's own file."
     )
@@ -44,7 +44,7 @@ def add_node_flags(parser: ArgumentParser, settings: dict[str, str]) -> None:
 
 
 def node_from(arguments: Namespace) -> InspectedNode:
-    """The node that the command line means.
+    """The node of the command line.
 
     Raises:
         SettingsError: a directory or file does not exist, or settings cannot be used.
@@ -53,9 +53,9 @@ def node_from(arguments: Namespace) -> InspectedNode:
 
 
 def settings_here() -> PluginSettings | ExtenderSettings:
-    """Settings of the daemon of this pod or machine, by the environment and the file in the usual place.
+    """Settings of the daemon of this pod or machine, from the environment and the file in the usual place.
 
-    Plugin and extender have theirs in the same place, each in its own pods.
+    Plugin and extender have their files in the same place, each in its own pods.
 
     Raises:
         SettingsError: the file is neither daemon's.

@@ -1,8 +1,7 @@
-"""``neuron-plugin topology``: how a machine's devices are linked, who has them, and which sets are free.
+"""``neuron-plugin topology``: the links of a machine's devices, their holders, and the free sets.
 
-The devices are drawn as boxes with their links: a line, a ring folded into two rows, or tori of 4 x 4. Each box has the
-device's id and one mark a core. Links between boxes that stand beside each other are drawn, a torus' links around the
-edge are stubs at both ends; ``undrawn`` names all others.
+The devices are drawn as boxes with their links. Each box has the device's id and one mark a core. Links between boxes
+beside each other are drawn. Links around the edge of a torus are stubs at both ends. ``undrawn`` lists all other links.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import string
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from neuron_plugin.allocation import Ledger
@@ -41,11 +39,10 @@ from neuron_plugin.inspection import (
     topology_report,
 )
 from neuron_plugin.inspection.published import published_node, published_report
-from neuron_plugin.topology import TORUS_SIDE, Topology, Unit, cores_in
+from neuron_plugin.topology import Grid, Unit, cores_in, grids_of
 from neuron_plugin.wording import named
 
 LinksByDevice: TypeAlias = Mapping[int, frozenset[int]]
-Pairs: TypeAlias = list[tuple[int, int]]
 
 DESCRIPTION = """\
 Draw the devices of this machine, or of a node of the cluster by what its plugin has published, with
@@ -74,7 +71,7 @@ _COLOURS = ("cyan", "yellow", "magenta", "blue", "bright_cyan", "bright_yellow",
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    """The form of the output, and which node."""
+    """Add flags for output and node."""
     add_node_argument(parser)
     add_output_flag(parser)
     parser.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
@@ -106,11 +103,11 @@ def run(arguments: Namespace) -> None:
 
 
 def picture(shown: ShownNode, *, ascii_only: bool = False) -> list[Line]:
-    """The devices of a node with their links, and what the marks in them mean."""
+    """The drawing of a node's devices with their links, and a legend of the marks."""
     unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf") and not ascii_only
     marks, legend = occupancy(shown)
-    geometry = shown.has.geometry
-    grids = grids_of(geometry.topology, geometry.device_count)
+    geometry = shown.inventory.geometry
+    grids = grids_of(geometry.topology, geometry.device_count, LONGEST_ROW)
     lines: list[Line] = []
     for grid in grids:
         box = drawn(grid, shown.links, marks)
@@ -122,8 +119,8 @@ def picture(shown: ShownNode, *, ascii_only: bool = False) -> list[Line]:
 
 
 def occupancy(shown: ShownNode) -> tuple[dict[int, list[Segment]], dict[Segment, str]]:
-    """A mark for each core, by device, and what the marks in use mean, pods first; pods from the 63rd on share one."""
-    ledger, geometry = shown.ledger or Ledger(), shown.has.geometry
+    """A mark for each core, by device, and the legend of the marks, pods first. Pods from the 63rd on share a mark."""
+    ledger, geometry = shown.ledger or Ledger(), shown.inventory.geometry
     letters = [(letter, f"bold {_COLOURS[number % len(_COLOURS)]}") for number, letter in enumerate(_LETTERS)]
     containers: dict[str, list[str]] = {}
     for allocation in ledger.allocations:
@@ -138,7 +135,7 @@ def occupancy(shown: ShownNode) -> tuple[dict[int, list[Segment]], dict[Segment,
         marks[device] = []
         for core in cores_in(geometry.device_mask(device)):
             pods = {str(allocation.pod) for allocation in ledger.overlapping(1 << core)}
-            if device not in shown.has.present:
+            if device not in shown.inventory.present:
                 mark = ABSENT
             elif pods:
                 mark = letter_of.get(pods.pop(), SHARED) if len(pods) == 1 else SHARED
@@ -154,7 +151,7 @@ def occupancy(shown: ShownNode) -> tuple[dict[int, list[Segment]], dict[Segment,
 
 
 def request_lines(report: TopologyReport) -> Iterator[str]:
-    """Which counts a pod can request, and which sets of them are free."""
+    """The counts that a pod can request, and their free sets."""
     devices, cores = ranges(sets.count for sets in report.device_sets), ranges(report.core_counts)
     yield f"Counts that can be requested: devices {devices}; cores {cores}."
     if report.core_block_sizes:
@@ -174,57 +171,12 @@ LONGEST_ROW = 8
 _GAP = 2  # columns between boxes; the link is as long
 _MARGIN = 2  # columns before the first box, for stubs
 _BOX_HEIGHT = 4
-"""Lines from the top of a box to the one below it, less one."""
+"""Lines from the top of a box to the top of the box below it, less one."""
 _NARROWEST = 4
 """Characters inside a box."""
 
 
 TO_ASCII = str.maketrans("┌┐└┘─│╌╎├┤┬┴", "++++-|~:||++")
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """Where devices stand, as (row, column). ``side`` is 0 unless rows and columns close around the edge."""
-
-    places: Mapping[int, tuple[int, int]]
-    side: int = 0
-
-    def neighbours(self) -> Pairs:
-        """Devices that stand beside each other, left or upper one first."""
-        devices = {place: device for device, place in self.places.items()}
-        beside = [
-            (device, place)
-            for device, (row, column) in self.places.items()
-            for place in ((row, column + 1), (row + 1, column))
-        ]
-        return [(device, devices[place]) for device, place in beside if place in devices]
-
-    def around(self) -> Pairs:
-        """Devices that are beside each other around the edge, right or lower one first."""
-        devices, last = {place: device for device, place in self.places.items()}, self.side - 1
-        rows = [(devices[number, last], devices[number, 0]) for number in range(self.side)]
-        return rows + [(devices[last, number], devices[0, number]) for number in range(self.side)]
-
-
-def grids_of(topology: Topology, device_count: int) -> tuple[Grid, ...]:
-    """The grids to draw, with linked ids beside each other: rows of a line or ring turn at each end."""
-    if topology is Topology.TORUS:
-        size = TORUS_SIDE * TORUS_SIDE
-        blocks = [range(first, min(first + size, device_count)) for first in range(0, device_count, size)]
-        return tuple(
-            Grid(
-                {device: divmod(number, TORUS_SIDE) for number, device in enumerate(block)},
-                TORUS_SIDE if len(block) == size else 0,
-            )
-            for block in blocks
-        )
-    width = LONGEST_ROW
-    if topology is Topology.RING:  # folded in two where that fits: the ends meet
-        width = min(LONGEST_ROW, (device_count + 1) // 2)
-    places = {device: divmod(device, width) for device in range(device_count)}
-    if topology in {Topology.LINE, Topology.RING}:
-        places = {device: (row, width - 1 - at if row % 2 else at) for device, (row, at) in places.items()}
-    return (Grid(places),)
 
 
 def drawn(grid: Grid, links: LinksByDevice, marks: Mapping[int, Sequence[Segment]]) -> list[Line]:
@@ -249,7 +201,7 @@ def drawn(grid: Grid, links: LinksByDevice, marks: Mapping[int, Sequence[Segment
         if other not in links.get(first, frozenset()):
             continue
         (line, column), (far_line, far_column) = corners[first], corners[other]
-        # A link is written after the one box and before the other: beside each other that is the same place.
+        # A link is written at both boxes; between neighbours it is the same place.
         if grid.places[first][0] == grid.places[other][0]:
             write(line + 1, column + inner + 1, "├" + across)
             write(far_line + 1, far_column - _GAP, across + "┤")
@@ -259,14 +211,14 @@ def drawn(grid: Grid, links: LinksByDevice, marks: Mapping[int, Sequence[Segment
             for at, text in ((far_line - 1, down), (far_line, "┴")):
                 write(at, far_column + middle, text)
     lines: list[Line] = []
-    for line in range(0 if grid.side else 1, max(line for line, _ in canvas) + 1):  # without stubs, no line for them
+    for line in range(0 if grid.wraps else 1, max(line for line, _ in canvas) + 1):  # without stubs, no line for them
         end = max((column for at, column in canvas if at == line), default=-1)
         lines.append([canvas.get((line, column), (" ", "")) for column in range(end + 1)])
     return lines
 
 
-def undrawn(grids: Sequence[Grid], links: LinksByDevice) -> Pairs:
-    """Links that no grid shows, lower id first."""
+def undrawn(grids: Sequence[Grid], links: LinksByDevice) -> list[tuple[int, int]]:
+    """Links that no grid shows, with the lower id first."""
     shown = {frozenset(pair) for grid in grids for pair in (*grid.neighbours(), *grid.around())}
     pairs = {(min(device, other), max(device, other)) for device, others in links.items() for other in others}
     return sorted(pair for pair in pairs if frozenset(pair) not in shown)

@@ -21,7 +21,7 @@ neuron-plugin uncordon worker-1
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    """Which node, which devices."""
+    """Add the arguments for node and devices."""
     parser.add_argument("node", metavar="NODE", type=node_name, help="name of the node")
     devices = "device ids of the host, such as 5,7 or 0-3 (default: all that are disabled)"
     parser.add_argument("devices", metavar="DEVICES", type=device_ids, nargs="?", default=(), help=devices)
@@ -30,5 +30,5 @@ def add_flags(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> None:
-    """Enable the devices, and say which are disabled still."""
+    """Enable the devices, and print the ones that are still disabled."""
     return change(arguments, disable=False)

@@ -1,4 +1,4 @@
-"""``neuron-plugin ungate``: hand gated pods to their scheduler without a place, while no controller runs."""
+"""``neuron-plugin ungate``: release gated pods to their scheduler without a place, while no controller runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ neuron-plugin ungate --all
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    """Which pods."""
+    """Add arguments for the pods."""
     parser.add_argument("pods", metavar="[NAMESPACE/]POD", nargs="*", help="pods")
     everyone = "every pod that has the gate: of the cluster, or of the namespace that -n gives"
     parser.add_argument("--all", action="store_true", help=everyone)
@@ -34,7 +34,7 @@ def add_flags(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> None:
-    """Release them, and name those that had the gate; the status says whether all did that were named."""
+    """Release the pods, and print them; the exit status says whether all named pods were released."""
     if arguments.all is bool(arguments.pods):
         raise UsageError("give names of pods, or --all for every pod that has the gate")
     names = ["/".join(pod_from(arguments, name)) for name in arguments.pods]

@@ -1,4 +1,4 @@
-"""``neuron-plugin uninstall-node``: remove what the plugin wrote about nodes, once it is gone for good."""
+"""``neuron-plugin uninstall-node``: remove annotation, labels, Lease and condition of an uninstalled plugin."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NODE_NAME=worker-1 neuron-plugin uninstall-node
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    """Which nodes, and what to remove from them."""
+    """Add arguments for nodes and for their parts to remove."""
     parser.add_argument("nodes", metavar="NODE", nargs="*", type=node_name, help="names of nodes (default: NODE_NAME)")
     parser.add_argument("--all", action="store_true", help="every node that the plugin has written something about")
     force = "also clear nodes whose devices pods have by claims"
@@ -44,7 +44,7 @@ def add_flags(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Remove it, and name the nodes."""
+    """Remove the parts, and print the nodes."""
     if arguments.all and arguments.nodes:
         raise UsageError("--all and names of nodes exclude each other: give one of them")
     for condition in arguments.node_condition:

@@ -1,4 +1,4 @@
-"""``neuron-plugin usage``: whose devices were busy, idle or held, and which were free or broken, for how long."""
+"""``neuron-plugin usage``: device-hours by owner and state: busy, idle, held, free or broken."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ neuron-plugin usage --since 30d --by workload --sort-by .deviceHours.idle
 neuron-plugin usage --since 30d --by workload -o csv > october.csv
 """
 _TENTHS = 1000
-"""Of a percent in 100 %."""
+"""Tenths of a percent in 100 %."""
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    """Of which time, by what, and which cluster."""
+    """Add arguments for time, grouping and cluster."""
     usual = UsageOptions()
     since = f"of the last hours or days, such as 36h or 35d (default: {usual.since})"
     parser.add_argument("--since", metavar="TIME", default=usual.since, help=since)
@@ -82,7 +82,7 @@ def run(arguments: Namespace) -> None:
     if arguments.extender:
         report = ask_extender(arguments.extender, "/usage", msgspec.to_builtins(options), UsageReport)
     else:
-        report = _written(arguments, options)
+        report = _written_report(arguments, options)
     if wanted:
         rows = tuple(row for row in report.rows if row.namespace == wanted)
         hours = sum(sum(row.device_hours.values()) for row in rows)
@@ -96,7 +96,7 @@ def run(arguments: Namespace) -> None:
         show(arguments.output, ordered, _lines(report, path, bare=bare), nothing=nothing)
 
 
-def _written(arguments: Namespace, options: UsageOptions) -> UsageReport:
+def _written_report(arguments: Namespace, options: UsageOptions) -> UsageReport:
     async def read(api: ApiServer) -> tuple[str, bytes | None]:
         namespace = await lease_namespace_of(api, arguments)
         return namespace, (await read_written(api, namespace))[0]
@@ -123,7 +123,7 @@ def _print_csv(report: UsageReport, *, bare: bool) -> None:
 
 
 def _lines(report: UsageReport, path: str, *, bare: bool) -> list[Line]:
-    """A row for each name, of all types together, and the sum."""
+    """A row for each name over all types, and the sum."""
     by_state = report.by == "state"
     hours = defaultdict[tuple[str, str, str, str], defaultdict[str, float]](lambda: defaultdict(float))
     for row in report.rows:
@@ -155,7 +155,7 @@ def _lines(report: UsageReport, path: str, *, bare: bool) -> list[Line]:
 
 
 def _shares(sums: Sequence[float]) -> list[int]:
-    """Tenths of a percent that add up to 100 %: what rounding leaves goes to those that lose most by it."""
+    """Tenths of a percent that add up to 100 %: the rest of rounding goes to the shares that lose most."""
     exact = [_TENTHS * each / sum(sums) for each in sums]
     shares = [int(each) for each in exact]
     for place in sorted(range(len(sums)), key=lambda place: shares[place] - exact[place])[: _TENTHS - sum(shares)]:

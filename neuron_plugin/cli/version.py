@@ -1,4 +1,4 @@
-"""``neuron-plugin version``: which version this program is."""
+"""``neuron-plugin version``: the version of this program."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ neuron-plugin version -o json
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    """The form of the output."""
+    """Add the flag for the output."""
     add_output_flag(parser)
 
 
 def run(arguments: Namespace) -> None:
-    """Print it; ``version`` in the document is the document's own, as everywhere."""
+    """Print the version; ``version`` in the document is the version of the document, as in all commands."""
     found = build()
     line = f"neuron-plugin {found.version} (commit {found.revision}, Python {found.python}, gRPC {found.grpc})"
     show(arguments.output, {"version": VERSION, "build": found._asdict()}, plain(line))

@@ -1,4 +1,4 @@
-"""The API server: list, watch, bind, patch, as small typed records."""
+"""The client of the API server: list, watch, bind and patch, with small typed records."""
 
 from neuron_plugin.cluster.api import ApiError, ApiRequest, ApiServer, ClusterError, DecodeError, UnreachableError
 from neuron_plugin.cluster.client import KubernetesApi

@@ -1,8 +1,8 @@
 """Requests to the API server and its answers, as values.
 
-A request is built without knowing how it travels, so that everything this project writes to a cluster can be read and
-tested without a cluster; only ``client`` sends. Errors are distinguished by the one thing that matters after a write:
-the server refused it (``ApiError``), or it is unknown whether the write happened (``UnreachableError``).
+A request is a value, so everything that this project writes to a cluster can be tested without a cluster; only
+``client`` sends. After a write there are two kinds of error: the server refused it (``ApiError``), or it is unknown
+whether the write happened (``UnreachableError``).
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
 JsonObject = dict[str, object]
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes it cannot decode: another form than expected, no UTF-8, nested too deep."""
+"""msgspec's errors for bytes that it cannot decode: an unexpected form, no UTF-8, nested too deep."""
 
 _MAX_QUOTED = 200
-"""Bytes of an answer that is no Status, in an error's text."""
+"""Bytes that an error's text quotes of an answer without a Status object."""
 
 REQUEST_SECONDS = 5.0
-"""How long one small request may take where something waits for it."""
+"""The deadline of a small request that something waits for."""
 
 PAGE_SECONDS = 30.0
-"""How long one page of a list may take, or a request that nothing waits for."""
+"""The deadline of one page of a list, or of a request that nothing waits for."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiRequest:
-    """One call: verb, path with every name in place, query, and a JSON body if there is one."""
+    """One call: verb, complete path, query, and JSON body if any."""
 
     method: str
     path: str
@@ -51,7 +51,7 @@ class ApiRequest:
 class Response:
     """A complete answer; refusals (4xx and 5xx) are answers, too.
 
-    ``status`` is HTTP's, ``retry_after_seconds`` the header ``Retry-After``, if there is one.
+    ``status`` is the HTTP status, ``retry_after_seconds`` the header ``Retry-After`` if any.
     """
 
     status: int
@@ -60,7 +60,7 @@ class Response:
 
 
 class ClusterError(Exception):
-    """The API server did not do what was asked, or its answer cannot be understood."""
+    """The API server did not carry out a request, or its answer cannot be decoded."""
 
 
 class ConnectionSettingsError(ClusterError):
@@ -68,7 +68,7 @@ class ConnectionSettingsError(ClusterError):
 
 
 class UnreachableError(ClusterError):
-    """No complete answer came: the connection was refused, broke, or the deadline passed.
+    """No complete answer: the connection was refused, broke, or the deadline passed.
 
     ``may_have_arrived`` is False only if the request cannot have reached the server. After a write that may have
     arrived, read the object before acting on either assumption.
@@ -81,15 +81,15 @@ class UnreachableError(ClusterError):
 
 
 class DecodeError(ClusterError):
-    """An answer that is not what the Kubernetes API promises; the text names what was read and where it broke."""
+    """An answer that does not follow the Kubernetes API; the text says what was decoded and where it failed."""
 
 
 @dataclass(eq=False, kw_only=True)
 class ApiError(ClusterError):
-    """The API server refused: ``status`` is HTTP's, ``reason`` and ``message`` are those of its Status object.
+    """The API server refused: ``status`` is the HTTP status, ``reason`` and ``message`` are from its Status object.
 
-    ``retry_after_seconds`` is what the server asks for, or None: among the Status object's details, or a header where
-    there is no Status object (priority and fairness, a server that shuts down).
+    ``retry_after_seconds`` is the requested wait or None: from the Status object's details, or from the header if there
+    is no Status object (priority and fairness, a server that shuts down).
     """
 
     status: int
@@ -109,7 +109,7 @@ class ApiError(ClusterError):
 
     @property
     def withheld(self) -> bool:
-        """For this account there is no such object, and asking again soon would not help: missing, or no right."""
+        """The object is missing, or this account may not read it: a retry would not help soon."""
         return self.missing or self.status == HTTPStatus.FORBIDDEN
 
     @property
@@ -124,9 +124,9 @@ class ApiError(ClusterError):
 
     @property
     def other_object(self) -> bool:
-        """A patch met an object with another UID under the same name.
+        """The object of this name has another UID than the patch.
 
-        The binding subresource answers a 409 for it, a patch a 422 that names ``metadata.uid``
+        The binding subresource then answers 409, a patch 422 with ``metadata.uid``
         (``pkg/controller/controller_ref_manager.go`` relies on the latter).
         """
         named = self.status == HTTPStatus.UNPROCESSABLE_ENTITY and "metadata.uid" in self.message
@@ -166,7 +166,7 @@ class _Status(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def refusal(response: Response, request: ApiRequest) -> ApiError:
-    """Read a refusal; a body that is no Status object (a proxy's page, say) is quoted as it is.
+    """Read a refusal; a body that is no Status object, such as a proxy's page, is quoted.
 
     ``status`` 0 takes the Status object's own code: an ERROR event of a watch has no HTTP status.
     """

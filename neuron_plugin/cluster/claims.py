@@ -1,7 +1,7 @@
 """ResourceClaims and ResourceSlices as the API server sends them, and the one decoder of a claim.
 
-Group ``resource.k8s.io``, version v1 (Kubernetes 1.34). A selector is CEL, which is not evaluated here: a conjunction
-of comparisons with attributes of ours is read, and a claim with any other selector is one that cannot be judged.
+Group ``resource.k8s.io``, version v1 (Kubernetes 1.34). Selectors are CEL, which is not evaluated here: only a
+conjunction of comparisons with our attributes is read. A claim with any other selector cannot be judged.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from neuron_plugin.cluster.pod_wire import WireNodeSelector, unix_seconds
 from neuron_plugin.topology import Unit
 
 CONFIG_KIND = "NeuronConfig"
-"""The kind of a claim's configuration, in ``neuron.aws.com/v1``: ``logicalNeuronCore`` and, of ours, ``cores``."""
+"""The kind of a claim's configuration in ``neuron.aws.com/v1``: AWS's ``logicalNeuronCore`` and our ``cores``."""
 FINALIZER = "resource.kubernetes.io/delete-protection"
-"""On an allocated claim, so that it does not go while a pod uses it (pkg/controller/resourceclaim)."""
+"""Keeps an allocated claim from being deleted while a pod uses it (pkg/controller/resourceclaim)."""
 MOST_CORES = 512
-"""Of a node: 64 devices with eight cores each."""
+"""Cores of a node: 64 devices with eight cores each."""
 
 _COMPARISON = re.compile(
     r"""device\.attributes\[(?P<quote>["'])(?P<domain>[a-z0-9.-]+)(?P=quote)\]\.(?P<name>[A-Za-z_][A-Za-z0-9_]*)"""
@@ -152,7 +152,7 @@ class _SliceSpec(Wire, frozen=True):
 
 
 class ResourceSlice(ApiObject, frozen=True):
-    """A slice of the devices of a driver; what it lists stays as it was sent."""
+    """A slice of the devices of a driver; ``spec`` is decoded when needed."""
 
     spec: msgspec.Raw = msgspec.Raw(b"{}")
 
@@ -180,14 +180,14 @@ RESOURCE_SLICES = ApiResource("/apis/resource.k8s.io/v1", "resourceslices", Reso
 
 
 def neuron_claim(claim: ResourceClaim, driver: str) -> NeuronClaim:
-    """Decode a claim as the driver of this name understands it. Nothing in it can fail this.
+    """Decode a claim for the driver of this name. It never fails.
 
-    The class of whole devices has the driver's own name, that of cores ``CORE_CLASS``.
+    The DeviceClass of whole devices has the driver's name, the class of cores is ``CORE_CLASS``.
     """
     allocation, devices = claim.status.allocation, claim.spec.devices
     results = (allocation.devices.results if allocation else None) or ()
     requests: tuple[ClaimRequest, ...] | Rejection
-    # What was allocated says which configuration counts: that of the class comes with it.
+    # An allocation has the configuration in force, including that of the class.
     configs = (allocation.devices.config if allocation else None) or devices.config or ()
     config: _NeuronConfig | Rejection = _config(configs, {driver, "neuron.aws.com"})
     try:
@@ -262,17 +262,17 @@ def _requests(devices: _Devices, driver: str, cores: int) -> tuple[ClaimRequest,
         if len(meant) > 1 or grouped.unit is not Unit.DEVICE or not 0 < grouped.count <= size:
             named = attribute or constraint.distinct_attribute or "a constraint"
             raise _UnservedError(f"constraint {named} over {', '.join(sorted(meant))} cannot be judged here")
-        # Linked devices of a valid count are in one group by themselves (topology/sets.py), on nodes that have groups.
+        # On nodes with groups, each valid set of so many devices is in one group anyway (topology/sets.py).
         requests[place] = replace(grouped, attributes=(*grouped.attributes, (attribute, None)))
     return tuple(requests)
 
 
 _SAME_ON_A_NODE = MACHINE_ATTRIBUTES | {"neuron.aws.com/neuronDriverVersion", "neuron.aws.com/draDriverVersion"}
-"""Attributes that all devices of a node share, so that asking for equal ones asks for nothing."""
+"""Attributes that are equal on all devices of a node, so a constraint on them has no effect."""
 
 
 def _attributes(name: str, selectors: Iterable[_Selector], driver: str) -> Attributes:
-    """What selectors compare, each text a conjunction of comparisons of attributes with constants.
+    """The required attributes from selectors: conjunctions of comparisons of attributes with constants.
 
     Raises:
         _UnservedError: a selector says something else.
@@ -302,9 +302,9 @@ def _attributes(name: str, selectors: Iterable[_Selector], driver: str) -> Attri
 
 
 def _config(configs: Iterable[_Config], drivers: Collection[str]) -> _NeuronConfig | Rejection:
-    """The configuration for our devices. That of the claim replaces that of its class, which comes first.
+    """The configuration for our devices. The claim's configuration replaces that of its class, which comes first.
 
-    All requests of a claim have one: two that differ are refused.
+    All requests of a claim share one: two different configurations are refused.
     """
     last, from_claim = _NeuronConfig(), set[_NeuronConfig]()
     for stated in configs:
@@ -332,7 +332,7 @@ def _config(configs: Iterable[_Config], drivers: Collection[str]) -> _NeuronConf
 
 
 def _node(selector: WireNodeSelector) -> str:
-    """The node that an allocation names, which both kube-scheduler and the placement controller write by its name."""
+    """The node in an allocation; kube-scheduler and the placement controller both write its name."""
     for term in selector.terms:
         for requirement in (*term.fields, *term.expressions):
             if requirement.key in {"metadata.name", "kubernetes.io/hostname"} and len(requirement.values) == 1:
@@ -341,10 +341,10 @@ def _node(selector: WireNodeSelector) -> str:
 
 
 def allocation_of(driver: str, node: str, results: Iterable[ClaimResult], time: str) -> JsonObject:
-    """The ``status.allocation`` of a claim whose devices are all ours, on one node.
+    """The ``status.allocation`` of a claim for our devices alone, on one node.
 
-    ``time`` (RFC 3339) has to be there: kube-scheduler would set it when it reserves the claim for its pod, and the API
-    server takes no change of an allocation.
+    ``time`` (RFC 3339) is required: otherwise kube-scheduler would set it when it reserves the claim for its pod, and
+    the API server refuses changes of an allocation.
     """
     return {
         "devices": {

@@ -1,10 +1,10 @@
 """The connection to the API server: sending, under deadlines, with fresh credentials.
 
-Tokens expire and CAs are rotated. A service account's token is read every minute. A new session is made from what the
-files say now, without a restart: when the server refuses the credentials, when those of an exec plugin have expired, or
-when the handshake fails.
+Tokens expire and CAs are rotated. A service account's token is read every minute. A new session with the current files
+is made, without a restart, if the server refuses the credentials, if the credentials of an exec plugin have expired, or
+if the handshake fails.
 
-aiohttp takes some tenths of a second to import, and the plugin serves the sockets that the kubelet waits for first. So
+aiohttp takes some tenths of a second to import, and the kubelet waits for the plugin's sockets meanwhile. So
 ``connect`` imports it, in a thread.
 """
 
@@ -45,31 +45,31 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _BUFFER_BYTES = 16 << 20
-"""aiohttp refuses a line of more than twice its buffer; its 64 KiB are too few for a pod."""
+"""aiohttp refuses lines of more than twice its buffer; the default of 64 KiB is too small for a pod."""
 
 _KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000))
-"""Notices within 30 s that the other end of a connection is gone, whether the connection waits or sends.
+"""Detect within 30 s that the other end of a connection is gone, whether the connection is idle or sends.
 
-That is before the Leases of nodes expire (40 s), whose renewals do not arrive meanwhile.
+Renewals of a Lease are lost meanwhile, and it expires after 40 s.
 """
 
 
 class Kubeconfig(NamedTuple):
-    """A kubeconfig, which may be several files, and what comes before what they say."""
+    """A kubeconfig of one or several files, and the overrides of a command line."""
 
     paths: tuple[Path, ...]
     overrides: Overrides = NO_OVERRIDES
 
 
 Source: TypeAlias = "Path | Kubeconfig | str | None"
-"""A kubeconfig; or the URL of a server that asks for no credentials; or None: the pod's own service account."""
+"""A kubeconfig, the URL of a server without authentication, or None for the pod's service account."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientTimes:
-    """Seconds. ``connect`` ends an attempt to connect, with its handshake; ``renewal`` is between two renewals.
+    """Seconds. ``connect`` limits connecting with its handshake; ``renewal`` is between two renewals.
 
-    ``loading`` ends the reading of a kubeconfig: an exec plugin may have to ask an identity provider.
+    ``loading`` limits the reading of a kubeconfig: its exec plugin may ask an identity provider.
     """
 
     connect: float = 10.0
@@ -110,7 +110,7 @@ class KubernetesApi:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections; calls under way fail."""
+        """Close the connections; calls in progress fail."""
         await self._client.close()
 
     async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
@@ -135,7 +135,7 @@ class KubernetesApi:
                 yield lines
 
     async def _send(self, request: ApiRequest, silence_seconds: float | None = None) -> Any:
-        """Send, again with new credentials if they were refused; the caller closes the answer."""
+        """Send; retry with new credentials if the server refuses them. The caller closes the answer."""
         client, answer = self._client, None
         if client.is_expired and await self._renew(client):
             client = self._client
@@ -149,9 +149,9 @@ class KubernetesApi:
         return answer
 
     async def _renew(self, refused: _Session) -> bool:
-        """Load credentials again, unless that was tried just now; whether there is a newer client than ``refused``.
+        """Reload the credentials, unless that was just tried; whether there is a newer session than ``refused``.
 
-        The connections of the old client are closed: an open watch fails, and is opened again by its reflector.
+        The connections of the old session are closed: an open watch fails, and its reflector opens it again.
         """
         async with self._renewing:
             if self._client is not refused:
@@ -174,7 +174,7 @@ class _TlsError(UnreachableError):
 
 
 def _open_socket(address: Any) -> socket.socket:
-    """Make the socket of a connection, with keepalive; ``address`` is as ``getaddrinfo`` gives it."""
+    """Make a socket with keepalive; ``address`` is a result of ``getaddrinfo``."""
     family, kind, protocol, *_ = address
     made = socket.socket(family, kind, protocol)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -196,11 +196,11 @@ class _Session:
         self._connect_seconds = connect_seconds
         self._token = ""
         self._token_read_at = float("-inf")
-        # With a trusted environment aiohttp would look, at each request and in a thread, for a proxy and for a
-        # ``.netrc``, whose credentials are not for an API server and cannot stand beside a token.
+        # With ``trust_env`` aiohttp would look for a proxy and a ``.netrc`` at each request, in a thread. Credentials
+        # of a ``.netrc`` are not for an API server and conflict with a token.
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=credentials.tls or True, socket_factory=_open_socket),
-            cookie_jar=aiohttp.DummyCookieJar(),  # an API server sets none, and to look for some costs each request
+            cookie_jar=aiohttp.DummyCookieJar(),  # an API server sets no cookies, and each look for them costs time
             read_bufsize=_BUFFER_BYTES,
             trust_env=False,
         )
@@ -236,7 +236,7 @@ class _Session:
             )
 
     def _authorization(self) -> str:
-        """The header's value; a token's file is read again every minute."""
+        """The value of the header; a token file is read every minute."""
         path, now = self._credentials.token_file, self._clock.now()
         if path is None:
             return self._credentials.authorization
@@ -250,7 +250,7 @@ class _Session:
 
 
 async def _read(request: ApiRequest, answer: Any) -> Response:
-    """Read a complete answer. A ``Retry-After`` that is a date, which no API server sends, does not count."""
+    """Read a complete answer. A ``Retry-After`` with a date is ignored: no API server sends one."""
     retry_after = answer.headers.get("Retry-After", "")
     seconds = float(retry_after) if retry_after.isascii() and retry_after.isdecimal() else None
     with _library_errors(request):
@@ -277,12 +277,12 @@ def _library_errors(request: ApiRequest) -> Iterator[None]:
         raise UnreachableError(request.method, request.path, _why(error), may_have_arrived=False) from error
     except (aiohttp.ClientError, aiohttp.http.HttpProcessingError, OSError, ValueError, RuntimeError) as error:
         # An OSError may be a TimeoutError, a RuntimeError is a connection that we have closed, and a line of a watch
-        # that is too long is an error of HTTP processing.
+        # that is too long is an error of HTTP processing, too.
         raise UnreachableError(request.method, request.path, f"{error!r}", may_have_arrived=True) from error
 
 
 def _why(error: Exception) -> str:
-    """What went wrong, without aiohttp's own settings."""
+    """The cause of an error, without aiohttp's own settings."""
     import aiohttp
 
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
@@ -295,7 +295,7 @@ def _why(error: Exception) -> str:
 
 
 async def _open_session(source: Source, clock: Clock, times: ClientTimes) -> _Session:
-    """Read the credentials; whatever is wrong with them becomes a ``ConnectionSettingsError``."""
+    """Read the credentials; any fault in them becomes a ``ConnectionSettingsError``."""
     try:
         if source is None:
             return _Session(of_service_account(os.environ), None, clock, times.connect)
@@ -319,7 +319,7 @@ async def _open_session(source: Source, clock: Clock, times: ClientTimes) -> _Se
 
 
 def _environment_proxy(url: str) -> str | None:
-    """The proxy that ``HTTPS_PROXY`` and ``NO_PROXY`` name for calls to ``url``; None to call it directly.
+    """The proxy for calls to ``url`` by ``HTTPS_PROXY`` and ``NO_PROXY``; None to call it directly.
 
     Only for kubeconfigs: in a pod the API server is an address in the network of services, never behind a proxy.
     """

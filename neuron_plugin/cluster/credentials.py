@@ -1,8 +1,8 @@
-"""Where the API server is, what it trusts and who we are: from a kubeconfig, or from a pod's service account.
+"""The API server's address, its CA and our credentials, from a kubeconfig or a pod's service account.
 
-Kubeconfigs are read as kubectl reads them (client-go, ``tools/clientcmd``): several files as one, their current
-context, files relative to them, and exec plugins, of which the answer is used until it expires or is refused. What a
-command line says comes before them. What kubectl does not know any more (the ``auth-provider`` of a user) is refused.
+Kubeconfigs are read as kubectl reads them (client-go, ``tools/clientcmd``): several merged files, the current context,
+files relative to them, and exec plugins. A plugin's answer is used until it expires or is refused. Flags of a command
+line override them. Settings that kubectl no longer knows (the ``auth-provider`` of a user) are refused.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from urllib.parse import quote, urlsplit
 import msgspec
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where the kubelet mounts the token and the CA into a pod."""
+"""The directory in a pod where the kubelet mounts token and CA."""
 TOKEN_SECONDS = 60.0
-"""How long a token is used before its file is read again: the kubelet writes a new one long before the old expires."""
+"""How long a token is used before its file is read again. The kubelet replaces it long before it expires."""
 EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 
 
 class CredentialsError(Exception):
-    """Settings that cannot be used; the text says which part and why."""
+    """Settings that cannot be used; the text names the part and the reason."""
 
 
 class _Part(msgspec.Struct, rename="kebab"):
@@ -105,7 +105,7 @@ class _Kubeconfig(_Part):
     users: tuple[_NamedUser, ...] | None = None
 
     def context(self, overrides: Overrides) -> _Context:
-        """The context that is meant; one that says nothing, where cluster or server are given and none is current."""
+        """The selected context; an empty one if there is no current context, but a cluster or server is given."""
         name = overrides.context or self.current_context or ""
         if not name and (overrides.cluster or overrides.of_cluster.get("server")):
             return _Context("")
@@ -114,14 +114,14 @@ class _Kubeconfig(_Part):
         return _named(self.contexts or (), name, "context").context
 
     def chosen(self, overrides: Overrides) -> tuple[_Cluster, _User]:
-        """Cluster and user that are meant, with all that comes before what the files say."""
+        """The selected cluster and user, with the overrides."""
         context, of_cluster, of_user = self.context(overrides), dict(overrides.of_cluster), dict(overrides.of_user)
         name = overrides.cluster or context.cluster
         is_named = name or "server" not in of_cluster
         cluster = _named(self.clusters or (), name, "cluster").cluster if is_named else _Cluster("")
         name = overrides.user or context.user
         user = _named(self.users or (), name, "user").user if name else _User()
-        # As client-go's DirectClientConfig: what is given takes the place of its like, and does not join it.
+        # As in client-go's DirectClientConfig: an override replaces the same kind of setting and is not merged.
         if of_cluster.get("insecure_skip_tls_verify") or "certificate_authority" in of_cluster:
             cleared = {"certificate_authority": "", "certificate_authority_data": "", "insecure_skip_tls_verify": False}
             of_cluster = cleared | of_cluster
@@ -148,9 +148,9 @@ class _ExecCredential(msgspec.Struct, frozen=True):
 class Credentials:
     """How to reach an API server.
 
-    ``authorization`` is the header's value; ``token_file`` has a bearer token in its place that changes. ``proxy`` is
-    the kubeconfig's own. ``expires_at`` is the unix time at which an exec plugin has to be asked again. ``acts_as`` are
-    the headers by which all is done as somebody else.
+    ``authorization`` is the header's value; ``token_file`` has a changing bearer token instead. ``proxy`` is from the
+    kubeconfig. ``expires_at`` is the unix time when an exec plugin has to run again. ``acts_as`` are the headers for
+    impersonation.
     """
 
     server: str
@@ -165,10 +165,9 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What a command line says in place of a kubeconfig.
+    """Settings of a command line that override a kubeconfig.
 
-    That is another context, cluster or user than the current ones, and values of the cluster and the user, by their
-    names in a kubeconfig.
+    They choose another context, cluster or user, and set fields of cluster and user by their names in a kubeconfig.
     """
 
     context: str = ""
@@ -197,8 +196,7 @@ def of_service_account(environ: Mapping[str, str]) -> Credentials:
     """The credentials of this pod.
 
     Raises:
-        OSError: a file is not there.
-        CredentialsError: this is no pod.
+        OSError: a file is missing. CredentialsError: this is no pod.
     """
     host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
     if not host or not port:
@@ -211,11 +209,11 @@ def of_service_account(environ: Mapping[str, str]) -> Credentials:
 
 
 async def of_kubeconfig(paths: Sequence[Path], overrides: Overrides = NO_OVERRIDES) -> Credentials:
-    """The credentials of a kubeconfig's current context, or of what comes before it.
+    """The credentials of a kubeconfig's current context, or of the overrides.
 
     Raises:
-        OSError: a file, or one that it names, cannot be read.
-        CredentialsError: it is no kubeconfig, or its exec plugin gives nothing.
+        OSError: a file, or a file that it names, cannot be read. CredentialsError: it is no kubeconfig, or its exec
+        plugin gives nothing.
     """
     config = await asyncio.to_thread(_read, paths)
     cluster, user = config.chosen(overrides)
@@ -223,7 +221,7 @@ async def of_kubeconfig(paths: Sequence[Path], overrides: Overrides = NO_OVERRID
         raise CredentialsError("the user has an auth-provider, which kubectl does not know since 1.26")
     if not user.as_ and (user.as_uid or user.as_groups or user.as_user_extra):
         raise CredentialsError("a UID, groups or extra values to act as, and no user to act as")
-    known = user.token or user.token_file  # which kubectl sends in any case
+    known = user.token or user.token_file  # kubectl always sends these
     answer = await _ask_exec_plugin(user.exec, cluster) if user.exec and not known else _ExecStatus()
     certificate, key = answer.client_certificate_data.encode(), answer.client_key_data.encode()
     if not certificate:
@@ -264,7 +262,7 @@ def contexts_of(paths: Sequence[Path]) -> list[str]:
 
 
 def namespace_of(paths: Sequence[Path], overrides: Overrides = NO_OVERRIDES) -> str:
-    """The namespace of a kubeconfig's context, or without files of the pod; ``default`` where none is said.
+    """The namespace of a kubeconfig's context, or of the pod if there are no files; ``default`` if none is set.
 
     Raises:
         OSError: a file cannot be read.
@@ -275,7 +273,7 @@ def namespace_of(paths: Sequence[Path], overrides: Overrides = NO_OVERRIDES) -> 
 
 
 def _read(paths: Sequence[Path]) -> _Kubeconfig:
-    """Several files as one. Of each name, and of the current context, the first file that says something counts."""
+    """Merge several files. For each name, and for the current context, the first file with a value counts."""
     read = [_read_file(path, f"{path}: " if len(paths) > 1 else "") for path in paths]
     first = read[::-1]  # a later entry of a dictionary replaces one of the same name
     return _Kubeconfig(
@@ -287,11 +285,10 @@ def _read(paths: Sequence[Path]) -> _Kubeconfig:
 
 
 def _read_file(path: Path, where: str) -> _Kubeconfig:
-    """One file, with what it names relative to it. An empty one says nothing. Errors begin with ``where``.
+    """Read one file and make the paths in it absolute. An empty file has no settings. Errors begin with ``where``.
 
     Raises:
-        OSError: the file cannot be read.
-        CredentialsError: it is no kubeconfig, or has a name twice.
+        OSError: the file cannot be read. CredentialsError: the file is no kubeconfig, or has a name twice.
     """
     import yaml
 
@@ -308,7 +305,7 @@ def _read_file(path: Path, where: str) -> _Kubeconfig:
         _resolve(path.parent, entry.cluster, "certificate_authority")
     for user in (entry.user for entry in config.users or ()):
         _resolve(path.parent, user, "client_certificate", "client_key", "token_file")
-        if user.exec and "/" in user.exec.command:  # a bare name is looked for on the PATH
+        if user.exec and "/" in user.exec.command:  # a bare name is found on the PATH
             _resolve(path.parent, user.exec, "command")
     return config
 
@@ -332,11 +329,11 @@ def _named(parts: tuple[_Named, ...], name: str, kind: str) -> _Named:
 
 
 def _content(file: str, data: str) -> bytes:
-    """What stands in the kubeconfig itself comes before what it names, as with kubectl."""
+    """Data in the kubeconfig override the file that it names, as in kubectl."""
     if not data:
         return Path(file).read_bytes() if file else b""
     try:
-        return base64.b64decode("".join(data.split()), validate=True)  # it may stand in several lines
+        return base64.b64decode("".join(data.split()), validate=True)  # it may span several lines
     except binascii.Error as error:
         raise CredentialsError(f"a value is not base64: {error}") from error
 
@@ -364,7 +361,7 @@ def _tls(cluster: _Cluster, authority: bytes, certificate: bytes, key: bytes) ->
 
 
 def _load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
-    """Python loads a certificate from a file only; this one is the owner's alone and gone again at once."""
+    """Python loads certificates only from files; this one is readable by its owner only, and deleted at once."""
     with NamedTemporaryFile(prefix="neuron-plugin-") as file:
         file.write(certificate.rstrip() + b"\n" + key)
         file.flush()
@@ -372,7 +369,7 @@ def _load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
 
 
 async def _ask_exec_plugin(plugin: _Exec, cluster: _Cluster) -> _ExecStatus:
-    """Run the program that a user's credentials come from (``client-go/plugin/pkg/client/auth/exec``)."""
+    """Run the program that provides a user's credentials (``client-go/plugin/pkg/client/auth/exec``)."""
     if plugin.api_version not in EXEC_VERSIONS:
         raise CredentialsError(f"apiVersion of exec is {plugin.api_version!r}, expected {' or '.join(EXEC_VERSIONS)}")
     spec: dict[str, object] = {"interactive": False}

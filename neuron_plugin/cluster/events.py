@@ -1,4 +1,4 @@
-"""Events, as they are read. How they are written is in ``writes``."""
+"""Events, as they are read. ``writes`` creates them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class _About(Wire, frozen=True):
 
 
 class Event(ApiObject, frozen=True):
-    """Something that was reported about an object. The server leaves empty parts out or sends null."""
+    """An event about an object. The server omits empty fields or sends null."""
 
     involved_object: _About = _About()
     reason: str = ""
@@ -22,9 +22,9 @@ class Event(ApiObject, frozen=True):
 
     @property
     def last_seen(self) -> str:
-        """When it was last reported (RFC 3339); events of the newer API have one time only."""
+        """When the event was last reported (RFC 3339); events of the newer API have only one time."""
         return self.last_timestamp or self.event_time or self.metadata.creation_timestamp or ""
 
 
 EVENTS = ApiResource("/api/v1", "events", Event)
-"""The core API's: its selectors by the object that an event is about are the older ones, and served everywhere."""
+"""Events of the core API: every server has its field selectors for the involved object."""

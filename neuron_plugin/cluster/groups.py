@@ -1,7 +1,7 @@
-"""What a pod says of the group that it is placed with: by a PodGroup, our annotations, or what its framework writes.
+"""A pod's group, from its PodGroup, our annotations, or the labels and annotations of its framework.
 
-Frameworks number their pods by labels of their own. The number is the rank by which pods are put near each other. Of
-pods that were replaced the name stays the same, so what belongs together goes by what each pod says, and not by names.
+Frameworks number their pods by labels of their own. The number is the rank by which pods are placed near each other.
+Names do not identify members: a replaced pod may keep its name. So membership follows from each pod's own labels.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from neuron_plugin.allocation import Rejection
-from neuron_plugin.allocation.group import NO_WISH, GroupMember, GroupName, TopologyWish
+from neuron_plugin.allocation.group import NO_WISH, GroupMember, GroupName, TopologyWish, is_replica
 from neuron_plugin.allocation.keys import (
     GROUP_KEY,
     GROUP_SIZE_KEY,
@@ -30,16 +30,16 @@ _KUEUE = "kueue.x-k8s.io/"
 _KUBEFLOW = "training.kubeflow.org/"
 _JOBSET = "jobset.sigs.k8s.io/"
 JOBSET_EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
-_LWS_EXCLUSIVE = f"{_LWS}exclusive-topology"
-"""Annotations with the node label whose domain a Job, or a replica, has for itself; its other pods are made where its
-first pod is."""
+LWS_EXCLUSIVE = f"{_LWS}exclusive-topology"
+"""Annotations with a node label: a Job, or a replica, has a domain of this label for itself. Its other pods are created
+in the domain of the first pod."""
 _COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 _POD_INDEX = "apps.kubernetes.io/pod-index"
 _NUMBER = re.compile(r"[0-9]{1,6}")
 _SIZE = re.compile(r"[1-9][0-9]{0,4}")
 _SPARES = re.compile(r"[0-8]")
 _LEVEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,315}[A-Za-z0-9])?")
-"""The name of a level of the network, or the key of a node label."""
+"""A level of the network, or the key of a node label."""
 _MASTERS = frozenset({"master", "launcher", "chief"})
 
 Texts = Mapping[str, str]
@@ -48,32 +48,35 @@ Texts = Mapping[str, str]
 def group_member(
     namespace: str, annotations: Texts, labels: Texts, pod_group: str, owner_kind: str
 ) -> GroupMember | None:
-    """Which group a pod is one of, and what it says of it; None if it is placed by itself.
+    """A pod's membership in its group; None if the pod is placed alone.
 
-    ``pod_group`` is the PodGroup of its spec. The pods of one replica of a LeaderWorkerSet are a group without a word
-    of ours. So is a pod group of Kueue, unless its pods serve one by one.
+    ``pod_group`` is the PodGroup of its spec. The pods of one replica of a LeaderWorkerSet are a group without our
+    annotations, and also if our annotation in its template gives the size of a replica: all replicas have one template.
+    So is a pod group of Kueue, unless its pods serve independently.
     """
-    said = {**labels, **annotations}
-    name, size, lws = "", 0, ""
+    texts = {**labels, **annotations}
+    name, size, lws = "", 0, labels.get(f"{_LWS}name", "")
     leads = labels.get(f"{_LWS}worker-index") == "0"
+    own, own_size = texts.get(GROUP_KEY, ""), _number(texts.get(GROUP_SIZE_KEY, ""), _SIZE) or 0
+    replica_size = _number(annotations.get(f"{_LWS}size", ""), _SIZE) or 0
     if pod_group:
         name = pod_group
-    elif own := said.get(GROUP_KEY, ""):
-        name, size = own, _number(said.get(GROUP_SIZE_KEY, ""), _SIZE) or 0
-    elif (lws := labels.get(f"{_LWS}name", "")) and (index := labels.get(f"{_LWS}group-index", "")):
-        name, size = f"{lws}/{index}", _number(annotations.get(f"{_LWS}size", ""), _SIZE) or 0
-    elif (kueue := said.get(f"{_KUEUE}pod-group-name", "")) and not _serves(said):
+    elif lws and (index := labels.get(f"{_LWS}group-index", "")) and (not own or own_size == replica_size):
+        name, size = f"{lws}/{index}", replica_size
+    elif own:
+        name, size = own, own_size
+    elif (kueue := texts.get(f"{_KUEUE}pod-group-name", "")) and not _serves(texts):
         name, size = kueue, _number(annotations.get(f"{_KUEUE}pod-group-total-count", ""), _SIZE) or 0
     checked = annotations.get(PREFLIGHT_KEY, "").strip()
     if not name:
         odd = _unreadable(PREFLIGHT_KEY, checked, "a pod of a group") if checked else None
         return GroupMember((namespace, ""), unreadable=odd) if odd else None
     leads |= JOBSET_EXCLUSIVE in annotations and annotations.get(_COMPLETION_INDEX) == "0"
-    exclusive = annotations.get(_LWS_EXCLUSIVE, "") if lws else ""
-    if said.get(f"{_JOBSET}global-replicas", "") == "1":
-        exclusive = annotations.get(JOBSET_EXCLUSIVE, "")  # of several Jobs each has a domain of its own
-    leads |= owner_kind == "StatefulSet" and f"{_LWS}worker-index" not in labels  # each may wait for the one before it
     group: GroupName = namespace, name
+    exclusive = annotations.get(LWS_EXCLUSIVE, "") if is_replica(group) else ""
+    if texts.get(f"{_JOBSET}global-replicas", "") == "1":
+        exclusive = annotations.get(JOBSET_EXCLUSIVE, "")  # each Job has a domain of its own
+    leads |= owner_kind == "StatefulSet" and f"{_LWS}worker-index" not in labels  # each may wait for the one before it
     wish = topology_wish(annotations)
     readable, unreadable = (NO_WISH, wish) if isinstance(wish, Rejection) else (wish, None)
     text = annotations.get(SPARES_KEY, "").strip()
@@ -83,57 +86,57 @@ def group_member(
         unreadable = _unreadable(PREFLIGHT_KEY, checked, "group")
     if exclusive and readable == NO_WISH:
         readable = TopologyWish(required=exclusive)
-    rank = _rank(said, several=not lws)
+    rank = _rank(texts, several=not is_replica(group))
     return GroupMember(group, size, rank, leads, readable, unreadable, lws, spares=spares or 0, preflight=bool(checked))
 
 
-def _serves(said: Texts) -> bool:
-    return any(said.get(f"{_KUEUE}pod-group-{mode}", "").lower() == "true" for mode in ("serving", "fast-admission"))
+def _serves(texts: Texts) -> bool:
+    return any(texts.get(f"{_KUEUE}pod-group-{mode}", "").lower() == "true" for mode in ("serving", "fast-admission"))
 
 
 def _number(text: str, pattern: re.Pattern[str] = _NUMBER) -> int | None:
     return int(text) if text and pattern.fullmatch(text := text.strip()) else None
 
 
-def _rank(said: Texts, *, several: bool) -> tuple[int, ...] | None:
-    """The rank of a pod: what it says itself, or else the index that a framework has given to it.
+def _rank(texts: Texts, *, several: bool) -> tuple[int, ...] | None:
+    """The rank of a pod: from our annotation, or else the index from its framework.
 
-    A placement writes a rank as one number on the pod, also where the index has several: the index goes on counting
-    then, or the pod that takes the place of a lost one would not be known by it.
+    A placement writes the rank as one number on the pod, even if the index has several numbers. In that case the index
+    still counts: a replacement is recognised by it.
     """
-    own, index = _number(said.get(RANK_KEY, "")), _index(said, several=several)
-    if own is None or (index and len(index) > 1 and NODE_KEY in said):
+    own, index = _number(texts.get(RANK_KEY, "")), _index(texts, several=several)
+    if own is None or (index and len(index) > 1 and NODE_KEY in texts):
         return index
     return (own,)
 
 
-def _index(said: Texts, *, several: bool) -> tuple[int, ...] | None:
-    """The index that a framework has given to the pod, with that of its job in front where there are several.
+def _index(texts: Texts, *, several: bool) -> tuple[int, ...] | None:
+    """The pod's index from its framework, preceded by the index of its job if there are several jobs.
 
-    ``several`` says that the group may have pods of several replicas of a LeaderWorkerSet.
+    ``several``: the group may have pods of several replicas of a LeaderWorkerSet.
     """
-    offset = _number(said.get(f"{_KUEUE}pod-index-offset", "")) or 0
-    if (index := _number(said.get(_COMPLETION_INDEX, ""))) is not None:
-        jobs = (_number(said.get(f"{_JOBSET}{key}", "")) for key in ("job-global-index", "job-index"))
+    offset = _number(texts.get(f"{_KUEUE}pod-index-offset", "")) or 0
+    if (index := _number(texts.get(_COMPLETION_INDEX, ""))) is not None:
+        jobs = (_number(texts.get(f"{_JOBSET}{key}", "")) for key in ("job-global-index", "job-index"))
         job = next((number for number in jobs if number is not None), None)
         return (index + offset,) if job is None else (job, index + offset)
-    if (index := _number(said.get(f"{_LWS}worker-index", ""))) is not None:
-        replica = _number(said.get(f"{_LWS}group-index", "")) if several else None
+    if (index := _number(texts.get(f"{_LWS}worker-index", ""))) is not None:
+        replica = _number(texts.get(f"{_LWS}group-index", "")) if several else None
         return (index + offset,) if replica is None else (replica, index + offset)
-    if (index := _number(said.get(f"{_KUBEFLOW}replica-index", ""))) is not None:
-        role = said.get(f"{_KUBEFLOW}replica-type", said.get(f"{_KUBEFLOW}job-role", "")).lower()
+    if (index := _number(texts.get(f"{_KUBEFLOW}replica-index", ""))) is not None:
+        role = texts.get(f"{_KUBEFLOW}replica-type", texts.get(f"{_KUBEFLOW}job-role", "")).lower()
         return int(role not in _MASTERS), index + offset
     for key in (f"{_KUEUE}pod-group-pod-index", _POD_INDEX):
-        if (index := _number(said.get(key, ""))) is not None:
+        if (index := _number(texts.get(key, ""))) is not None:
             return (index + offset,)
     return None
 
 
 def topology_wish(annotations: Texts) -> TopologyWish | Rejection:
-    """How near to each other the pods of a group are to be.
+    """How near to each other the pods of a group have to be.
 
-    Kueue's annotations count where Kueue does not place the pod itself: its gate is gone by the time at which the pod
-    is looked at, but it says which workload it is of.
+    Kueue's annotations are ignored if Kueue places the pod itself. Such a pod names its workload; Kueue's gate is gone
+    by the time the pod is decoded.
     """
     wish = NO_WISH
     if text := annotations.get(TOPOLOGY_KEY, "").strip():
@@ -164,7 +167,7 @@ def topology_wish(annotations: Texts) -> TopologyWish | Rejection:
 
 
 def _fields(text: str, names: Collection[str]) -> dict[str, str]:
-    """The parts NAME=LEVEL of a text, each name once; nothing of a text that has others."""
+    """The parts NAME=LEVEL of a text, each name once; empty if the text has any other part."""
     parts = [part.partition("=") for part in text.split(",")]
     fields = {name: value for name, _, value in parts if name in names and _LEVEL.fullmatch(value)}
     return fields if len(fields) == len(parts) else {}

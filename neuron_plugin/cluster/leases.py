@@ -1,11 +1,11 @@
-"""Leases: when one has expired, and electing one leader by a lease.
+"""Leases: when a lease has expired, and the election of a leader by a lease.
 
-No clocks of two machines are compared. A lease has expired when *its observer* has seen no change of it for the lease's
-duration, on the observer's own clock; the times inside it are for people.
+Clocks of two machines are never compared. A lease has expired if *its observer* has seen no change of it for the
+lease's duration, by the observer's own clock; the times in the lease are for people.
 
-A leader knows by its own clock when it must stop: ``renew_deadline`` after it began its last successful renewal, which
-is before any other candidate can have seen the lease expire. So there is no moment with two leaders, even if the
-leader's process or machine was stopped in between.
+A leader stops by its own clock, ``renew_deadline`` after it began its last successful renewal. That is before any other
+candidate can see the lease expire. So there are never two leaders, even if the leader's process or machine was
+suspended.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from neuron_plugin.cluster.writes import LeaseName, claim_lease, create_lease, r
 log = logging.getLogger(__name__)
 
 LEADER_LEASE = "neuron-extender"
-"""Of the placement controller's replica that leads."""
+"""The Lease of the placement controller's leader."""
 LEASE_PREFIX = "neuron-plugin-"
-"""How the Lease of a node's plugin is named; the node's name follows."""
+"""The name of the Lease of a node's plugin begins so; the node's name follows."""
 
 
 MOST_TRIES = 5
-"""Of one renewal, where other writes come in between."""
+"""Tries of one renewal if other writes come in between."""
 
 
 class ObservedLease:
@@ -43,17 +43,17 @@ class ObservedLease:
         self._changed_at = 0.0
 
     def observe(self, lease: Lease, now: float) -> None:
-        """Take what was read or watched at ``now``."""
+        """Take the lease as it was read or watched at ``now``."""
         if lease.resource_version != self._version:
             self._version = lease.resource_version
             self._changed_at = now
 
     def age_seconds(self, now: float) -> float:
-        """How long ago that was."""
+        """Seconds since the last seen change."""
         return now - self._changed_at
 
     def expired(self, lease: Lease, now: float) -> bool:
-        """Whether it did not change for its whole duration, or has no holder."""
+        """Whether the lease did not change for its whole duration, or has no holder."""
         return not lease.holder or self.age_seconds(now) >= lease.duration_seconds
 
 
@@ -78,33 +78,33 @@ class TermChange(enum.Enum):
     LOST = "lost"
     """It is no longer the leader."""
     TAKEN = "taken"
-    """It leads; what the last leader began may still take effect."""
+    """It leads; writes of the last leader may still take effect."""
     HANDED_OVER = "handed over"
-    """It leads; the last leader had settled everything before it gave the lease up."""
+    """It leads; the last leader had finished all writes before it released the lease."""
     RESTARTED = "restarted"
-    """It leads. The last leader was an earlier process of this holder, which ended before this process began, and was
-    the leader for longer than a term."""
+    """It leads. The last leader was an earlier process of this holder. That process ended before this one began, and
+    had led for longer than a term."""
 
 
 class ElectionObserver(Protocol):
-    """Learns how an election goes."""
+    """Follows an election."""
 
     def changed(self, change: TermChange) -> None:
         """Leadership was won or lost."""
 
     def heard(self, failure: str, leader: str) -> None:
-        """The lease was read, and taken or renewed where that was due; or why not: ``failure``.
+        """The lease was read, and taken or renewed if due; ``failure`` is the error, or empty.
 
-        ``leader`` is the holder of another candidate's lease, empty where none is known to lead.
+        ``leader`` is the other candidate that holds the lease, empty if none is known to lead.
         """
 
 
 class Election:
     """One candidate for leadership. Start ``run`` as a task and ask ``leading`` before every act of a leader.
 
-    The observer may learn of a loss late (the process may have been stopped); ``seconds_left`` is always right: an act
-    that ends within it is over before any other candidate can begin. At the end, ``settled`` is asked whether
-    everything that was begun as the leader is over.
+    The observer may be called late for a loss, as the process may have been suspended. ``seconds_left`` is always
+    right: an act that ends within it is over before any other candidate can begin. At the end, ``settled`` says whether
+    all acts of this leader are over.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Election:
         self._utc = utc
         self._observed = ObservedLease()
         self._other_leader: Lease | None = None
-        self._way = TermChange.TAKEN
+        self._change = TermChange.TAKEN
         self._has_led = False
         self._until = float("-inf")
         self._was_leading = False
@@ -138,15 +138,15 @@ class Election:
         """Whether this candidate is the leader at this moment."""
         return self.seconds_left() > 0
 
-    def leader_says(self, key: str) -> str | None:
-        """An annotation of the lease as another candidate holds it, as it was read last; None if none is known to."""
+    def leader_annotation(self, key: str) -> str | None:
+        """An annotation of the lease, as last read, if another candidate holds it; else None."""
         return None if self._other_leader is None or self.leading else self._other_leader.annotations.get(key, "")
 
     @property
     def leader_url(self) -> str:
-        """Where another candidate that leads can be reached; empty if none is known to lead.
+        """The URL of another candidate that leads; empty if none is known to lead.
 
-        A leader that has missed two renewals does not count: a caller who is sent there may wait in vain.
+        Empty, too, for a leader that has missed two renewals: a redirected caller might wait in vain.
         """
         if self._other_leader is None or self.leading:
             return ""
@@ -154,11 +154,11 @@ class Election:
         return "" if silent else self._other_leader.holder_url
 
     def seconds_left(self) -> float:
-        """For how long it will be the leader even if no renewal succeeds; 0 if it is not."""
+        """How long it remains the leader if no renewal succeeds; 0 if it is not the leader."""
         return max(0.0, self._until - self._clock.now())
 
     async def run(self) -> NoReturn:
-        """Stand for election until cancelled; then, as the leader, give the lease up."""
+        """Take part in the election until cancelled; then release the lease if it is the leader."""
         try:
             while True:
                 await self._take_turn()
@@ -171,7 +171,7 @@ class Election:
             await self._give_up()
 
     async def _take_turn(self) -> None:
-        """Try once, and never for so long that the end of our leadership would go unnoticed."""
+        """Try once, and end the try before our leadership ends."""
         self._notice_change()
         begun = self._clock.now()
         deadline = min(self.seconds_left() or self._terms.renew_deadline, self._terms.renew_deadline / 2)
@@ -183,7 +183,7 @@ class Election:
         except TimeoutError:
             failure = f"no answer within {deadline:g} s"
         except ClusterError as error:
-            if not (isinstance(error, ApiError) and error.conflict):  # another writer was faster, which is no failure
+            if not (isinstance(error, ApiError) and error.conflict):  # a conflict is none: another was faster
                 failure = str(error)
         if bool(failure) != self._failing:
             self._failing = bool(failure)
@@ -196,9 +196,9 @@ class Election:
         self._notice_change()
 
     async def _hold(self, timeout_seconds: float) -> bool:
-        """Try to hold the lease, and again where another write came in between.
+        """Try to hold the lease; repeat if another write came in between.
 
-        A leader writes more than renewals there: the places of groups, many a second when many groups come.
+        A leader also writes other parts of its Lease between renewals, many times a second while many groups arrive.
         """
         for _ in range(MOST_TRIES - 1):
             try:
@@ -209,18 +209,18 @@ class Election:
         return await self._try_to_hold(timeout_seconds)
 
     async def _try_to_hold(self, timeout_seconds: float) -> bool:
-        """Read the lease, and take or renew it if that is ours to do; whether it is ours now."""
+        """Read the lease, and take or renew it if we may; whether we hold it now."""
         lease = await self._read(timeout_seconds)
         now = self._clock.now()
         if lease is not None:
             self._observed.observe(lease, now)
-        # A lease that was deleted under a living leader is that leader's to create again, at its next turn.
+        # If the lease was deleted, only a living leader creates it again, at its next turn.
         other = lease or self._other_leader
         theirs = other is not None and not self._lease.holds(other) and not self._observed.expired(other, now)
         self._other_leader = other if theirs else None
         if theirs:
             return False
-        self._way = self._way_to_win(lease)
+        self._change = self._term_change(lease)
         if lease is None:
             request = create_lease(self._lease, duration_seconds=self._terms.duration, now=self._utc())
         else:
@@ -228,10 +228,11 @@ class Election:
         await send(self._api, request, timeout_seconds=timeout_seconds)
         return True
 
-    def _way_to_win(self, lease: Lease | None) -> TermChange:
-        """How leadership is won from a lease as it was read.
+    def _term_change(self, lease: Lease | None) -> TermChange:
+        """How leadership is won by taking ``lease``.
 
-        The processes of one holder have one machine's clock, so this one can tell how long ago it acquired the lease.
+        All processes of one holder use the clock of one machine, so the time at which an earlier one acquired the lease
+        can be compared.
         """
         if lease is not None and not lease.holder:
             return TermChange.HANDED_OVER
@@ -239,13 +240,13 @@ class Election:
             return TermChange.TAKEN
         try:
             held = self._utc() - datetime.fromisoformat(lease.acquired_at)
-        except (ValueError, TypeError):  # no time, or one without a zone: not a lease as we write it
+        except (ValueError, TypeError):  # no time, or one without a zone: not written by us
             return TermChange.TAKEN
         is_restart = self._lease.holds(lease) and held.total_seconds() > self._terms.renew_deadline
         return TermChange.RESTARTED if is_restart else TermChange.TAKEN
 
     async def _read(self, timeout_seconds: float) -> Lease | None:
-        """Return the lease as it is; None if there is none."""
+        """Read the lease; None if there is none."""
         request = ApiRequest("GET", self._lease.path)
         try:
             return LEASES.decode(await send(self._api, request, timeout_seconds=timeout_seconds))
@@ -255,7 +256,7 @@ class Election:
             raise
 
     async def _give_up(self) -> None:
-        """Release the lease if it is ours; once more if a renewal that the end cut short came in between."""
+        """Release the lease if it is ours; repeat once if a cancelled renewal came in between."""
         seconds = self._terms.retry_period
         try:
             async with asyncio.timeout(seconds):
@@ -277,6 +278,6 @@ class Election:
             return
         self._was_leading = self.leading
         self._has_led |= self._was_leading
-        change = self._way if self._was_leading else TermChange.LOST
+        change = self._change if self._was_leading else TermChange.LOST
         log.info("leadership changed", extra={"lease": self._lease.name, "leadership": change.value})
         self._observer.changed(change)

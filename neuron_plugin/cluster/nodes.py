@@ -1,4 +1,4 @@
-"""What a Node object says about its Neuron hardware, or why that is not known; the one decoder of ``NeuronNode``."""
+"""The decoder of ``NeuronNode``: the Neuron hardware of a Node object, or why it is unknown."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _RESOURCE_NAMES = frozenset(resource.value for resource in Resource)
 def neuron_node(node: Node, types: Catalogue) -> NeuronNode:
     """Decode a node.
 
-    The plugin's inventory annotation is the truth. One that is malformed or of a newer version closes the node: it is
-    never guessed around. Only a node without one (the vendor's plugin runs there) is judged by its instance type and
-    capacity, and only if these leave nothing open: the kubelet's counts do not say *which* device is missing. There an
-    operator's ``DISABLE_KEY`` is followed here; on other nodes the plugin follows it.
+    The inventory annotation of the plugin decides. If it is malformed or of a newer version, the node is closed. A node
+    without the annotation, where the vendor's plugin runs, is judged by instance type and capacity. It is closed if
+    these are ambiguous: the kubelet's counts do not say *which* device is missing. Only for such a node ``DISABLE_KEY``
+    is read here; on other nodes the plugin reads it.
     """
     text = node.annotations.get(INVENTORY_KEY)
     inventory = _by_instance_type(node, types) if text is None else _by_annotation(text)
@@ -57,7 +57,7 @@ def neuron_node(node: Node, types: Catalogue) -> NeuronNode:
 
 @lru_cache(maxsize=1024)
 def _by_annotation(text: str) -> NodeInventory | Rejection:
-    """Most nodes of a type say the same: their inventories are one object, decoded once."""
+    """Decode an inventory. Most nodes of a type have equal texts: these share one object."""
     try:
         inventory = read_inventory(text)
     except InventoryError as error:
@@ -69,7 +69,7 @@ def _by_annotation(text: str) -> NodeInventory | Rejection:
 
 @lru_cache(maxsize=256)
 def shared_geometry(geometry: Geometry) -> Geometry:
-    """Equal geometries as one object: every look-up by geometry is then a comparison of identities."""
+    """Equal geometries as one object, so that look-ups by geometry compare identities."""
     return geometry
 
 
@@ -96,7 +96,7 @@ def _by_instance_type(node: Node, types: Catalogue) -> NodeInventory | Rejection
 
 
 def _counts(quantities: Mapping[str, str]) -> dict[str, int]:
-    """The Neuron resources that are there; a quantity the kubelet could not have written counts as none."""
+    """The counts of Neuron resources; a quantity that the kubelet cannot have written is left out."""
     counts = {}
     for resource in Resource:
         try:
@@ -109,7 +109,7 @@ def _counts(quantities: Mapping[str, str]) -> dict[str, int]:
 
 
 def _cores_per_device(known: InstanceType, capacity: Mapping[str, int]) -> int:
-    """Logical cores per device, or 0 when the capacity is not that of a complete node of this type."""
+    """Logical cores per device; 0 if the capacity does not fit a complete node of this type."""
     devices = {capacity[name] for name in (Resource.NEURON, Resource.NEURONDEVICE) if name in capacity}
     if devices - {known.devices}:
         return 0

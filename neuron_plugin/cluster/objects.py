@@ -1,11 +1,10 @@
 """Kubernetes objects as this project reads them, and how they are listed and decoded.
 
-Only the fields that matter are decoded, straight from the server's bytes: a pod of 7 KB becomes a record of some
-hundred bytes in about 15 µs because everything else is skipped unread. The structs follow the wire's nesting; the
-properties on top are what the rest of the code uses, with nothing None that need not be.
+Only the needed fields are decoded, directly from the server's bytes: a pod of 7 KB becomes a record of some hundred
+bytes in about 15 µs. The structs follow the nesting on the wire. The rest of the code uses the properties, which are
+None only where necessary.
 
-Whatever comes in, the only error that goes out is ``DecodeError``: a garbled
-answer is one more failure of the cluster, never a crash.
+The only error is ``DecodeError``: a garbled answer is one more failure of the cluster, never a crash.
 """
 
 from __future__ import annotations
@@ -19,23 +18,23 @@ import msgspec
 from neuron_plugin.cluster.api import UNREADABLE, ApiRequest, ApiServer, DecodeError, send
 
 HOLDER_URL_KEY = "neuron-plugin.io/holder-url"
-"""Annotation of a Lease: where its holder can be reached."""
+"""Annotation of a Lease: the URL of its holder."""
 
 PAGE_SIZE = 500
 """Objects per page of a list: decoded in some milliseconds, so memory and the event loop's pauses stay small."""
 
 _NONE: Mapping[str, str] = {}
 _MAX_QUOTED = 120
-"""Characters of what cannot be read, in an error's text."""
+"""Characters that an error's text quotes of an unreadable value."""
 _MAX_VERSION_DIGITS = 20  # of a 64-bit number
 
 
 class Wire(msgspec.Struct, frozen=True, rename="camel", gc=False):
-    """Base of all: names as on the wire, and no cycles, hence nothing for the garbage collector to visit."""
+    """Base of all structs: names as on the wire. There are no reference cycles, so the garbage collector skips them."""
 
 
 class ObjectReference(Wire, frozen=True, omit_defaults=True):
-    """Which object an event is about."""
+    """The object that an event is about."""
 
     kind: str
     name: str
@@ -53,7 +52,7 @@ class Owner(Wire, frozen=True):
 
 
 class Metadata(Wire, frozen=True):
-    """``metadata``; the server leaves empty parts out or sends null."""
+    """``metadata``; the server omits empty fields or sends null."""
 
     name: str = ""
     namespace: str = ""
@@ -69,28 +68,28 @@ class Metadata(Wire, frozen=True):
 
 
 class ApiObject(Wire, frozen=True):
-    """What every record has."""
+    """The common part of all records."""
 
     metadata: Metadata
 
     @property
     def uid(self) -> str:
-        """Unique for ever, unlike the name."""
+        """The UID, which is never re-used."""
         return self.metadata.uid
 
     @property
     def name(self) -> str:
-        """Unique within its namespace and kind, at one time."""
+        """The name, unique within namespace and kind at one time."""
         return self.metadata.name
 
     @property
     def namespace(self) -> str:
-        """Empty for cluster-wide kinds."""
+        """The namespace; empty for cluster-wide kinds."""
         return self.metadata.namespace
 
     @property
     def resource_version(self) -> str:
-        """The version of this state of the object, decimal."""
+        """The resource version of this state of the object, decimal."""
         return self.metadata.resource_version
 
     @property
@@ -151,18 +150,18 @@ class Node(ApiObject, frozen=True):
 
     @property
     def boot_id(self) -> str:
-        """Which boot of its machine the kubelet runs in; empty where the kubelet has not said."""
+        """The current boot of the machine; empty if the kubelet has not reported it."""
         return self.status.node_info.boot_id if self.status.node_info else ""
 
     @property
     def internal_ip(self) -> str:
-        """Its first address inside the cluster's network; empty where it has none."""
+        """The first internal IP; empty if there is none."""
         inside = (each.address for each in self.status.addresses or () if each.type == "InternalIP")
         return next(inside, "")
 
     @property
     def condition_types(self) -> frozenset[str]:
-        """Which conditions its status has."""
+        """The types of the conditions in its status."""
         return frozenset(condition.type for condition in self.status.conditions or ())
 
     @property
@@ -172,7 +171,7 @@ class Node(ApiObject, frozen=True):
 
     @property
     def allocatable(self) -> Mapping[str, str]:
-        """Resource name to quantity that pods can get, the used part included."""
+        """Resource name to the quantity for pods, including the used part."""
         return self.status.allocatable or _NONE
 
 
@@ -185,43 +184,43 @@ class _LeaseSpec(Wire, frozen=True):
 
 
 class Lease(ApiObject, frozen=True):
-    """A lease: its holder is alive, or is the leader."""
+    """A lease: says that its holder is alive, or the leader."""
 
     spec: _LeaseSpec = _LeaseSpec()
 
     @property
     def holder(self) -> str:
-        """Empty while it has no holder."""
+        """The holder; empty if there is none."""
         return self.spec.holder_identity or ""
 
     @property
     def holder_url(self) -> str:
-        """Where the holder can be reached; empty if it does not say."""
+        """The URL of the holder; empty if it is not set."""
         return self.annotations.get(HOLDER_URL_KEY, "")
 
     @property
     def duration_seconds(self) -> int:
-        """How long after its last renewal others must leave it alone; 0 if it does not say."""
+        """How long after the last renewal no other may take the lease; 0 if it is not set."""
         return self.spec.lease_duration_seconds or 0
 
     @property
     def acquired_at(self) -> str:
-        """When its holder became the holder, by the holder's clock; empty if it does not say."""
+        """When the holder acquired the lease, by the holder's clock; empty if it is not set."""
         return self.spec.acquire_time or ""
 
     @property
     def renewed_at(self) -> str:
-        """When its holder last renewed it, by the holder's clock: for people, see ``leases``."""
+        """When the holder last renewed the lease, by the holder's clock: for people only, see ``leases``."""
         return self.spec.renew_time or ""
 
     @property
     def transitions(self) -> int:
-        """How often its holder changed."""
+        """How often the holder has changed."""
         return self.spec.lease_transitions or 0
 
 
 class ConfigMap(ApiObject, frozen=True):
-    """A ConfigMap, as far as its data are bytes."""
+    """A ConfigMap with its binary data."""
 
     binary_data: dict[str, bytes] | None = None
 
@@ -254,13 +253,13 @@ class PodGroup(ApiObject, frozen=True):
 
     @property
     def min_count(self) -> int:
-        """How many of its pods must be placed for any to be; 0 if it is no gang."""
+        """How many of its pods must be placed together at least; 0 if it is no gang."""
         gang = self.spec.scheduling_policy.gang
         return gang.min_count if gang else 0
 
     @property
     def topology_key(self) -> str:
-        """The node label of which all of its pods have to see one value; empty if it asks for none."""
+        """The node label whose value must be equal on the nodes of all its pods; empty if there is none."""
         constraints = self.spec.scheduling_constraints
         return next((topology.key for topology in (constraints and constraints.topology) or ()), "")
 
@@ -269,15 +268,15 @@ class PodGroup(ApiObject, frozen=True):
 
 
 class Record(Protocol):
-    """What is listed and watched; ``ApiObject`` is one."""
+    """A record that can be listed and watched, such as ``ApiObject``."""
 
     @property
     def uid(self) -> str:
-        """Unique for ever."""
+        """The UID, which is never re-used."""
 
     @property
     def resource_version(self) -> str:
-        """The version of this state of the object, decimal."""
+        """The resource version of this state of the object, decimal."""
 
 
 R = TypeVar("R", bound=Record)
@@ -286,9 +285,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[R]):
-    """One page of a list. ``version`` is the same on all of them, ``continuation`` empty on the last.
+    """One page of a list. ``version`` is equal on all pages, ``continuation`` is empty on the last.
 
-    ``remaining`` is how many objects come after it; 0 where the server does not say, as with selectors.
+    ``remaining`` is how many objects follow; 0 if the server does not say, as with selectors.
     """
 
     records: tuple[R, ...]
@@ -310,14 +309,14 @@ class _WirePage(Wire, Generic[R], frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ApiResource(Generic[R]):
-    """One resource of the API: the path of its group, its plural name, and the record it is read into."""
+    """One resource of the API: the path of its group, its plural name, and the type of its records."""
 
     group: str
     plural: str
     record: type[R]
 
     def collection(self, namespace: str = "") -> str:
-        """The path of all objects, or of those in one namespace."""
+        """The path of all objects, or of the objects in one namespace."""
         return f"{self.group}/namespaces/{namespace}/{self.plural}" if namespace else f"{self.group}/{self.plural}"
 
     def item(self, name: str, namespace: str = "") -> str:
@@ -343,13 +342,13 @@ CONFIG_MAPS = ApiResource("/api/v1", "configmaps", ConfigMap)
 POD_GROUPS = tuple(
     ApiResource(f"/apis/scheduling.k8s.io/{version}", "podgroups", PodGroup) for version in ("v1beta1", "v1alpha2")
 )
-"""Newest first: v1alpha2 is that of Kubernetes 1.36. A server has one of them, or none."""
+"""Newest first: Kubernetes 1.36 has v1alpha2. A server has one of them, or none."""
 
 
 def parse_version(text: str) -> int:
-    """Read a resourceVersion as the number it is.
+    """Read a resourceVersion as a number.
 
-    Servers count writes, and from Kubernetes 1.35 the order is part of the contract (KEP-5504), so versions can be
+    Servers count writes, and since Kubernetes 1.35 the API guarantees the order (KEP-5504), so versions can be
     compared.
     """
     if text.isascii() and text.isdecimal() and len(text) <= _MAX_VERSION_DIGITS:
@@ -372,14 +371,14 @@ def _decode(kind: type[T], what: str, data: bytes | msgspec.Raw) -> T:
 
 
 class WatchEvent(msgspec.Struct, frozen=True, gc=False):
-    """One line of a watch: ADDED, MODIFIED, DELETED, BOOKMARK or ERROR, and the object still undecoded."""
+    """One line of a watch: ADDED, MODIFIED, DELETED, BOOKMARK or ERROR, and the undecoded object."""
 
     type: str
     object: msgspec.Raw
 
 
 def decode_event(line: bytes) -> WatchEvent:
-    """Read one line of a watch, leaving its object for later."""
+    """Read one line of a watch without decoding its object."""
     return _decode(WatchEvent, "a watch event", line)
 
 
@@ -405,8 +404,8 @@ async def pages(
 ) -> AsyncIterator[Page[R]]:
     """Read all pages of a consistent list.
 
-    Without a resourceVersion in the query a list is a quorum read: at least as new as the moment of the request, all
-    pages from one version.
+    Without a resourceVersion in the query a list is a quorum read: it is as new as the request or newer, and all pages
+    have one version.
 
     Raises:
         ApiError: the server refused; 410 if the list took so long that its version was compacted away.
@@ -424,7 +423,7 @@ async def pages(
 
 
 async def count_of(api: ApiServer, resource: ApiResource[R], *, timeout_seconds: float) -> int:
-    """How many objects there are: a page of one says how many come after it.
+    """How many objects there are, by a page of one object and the count that follow.
 
     Raises:
         ApiError: the server refused.

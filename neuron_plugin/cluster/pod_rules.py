@@ -1,4 +1,4 @@
-"""What kube-scheduler's own rules ask of a node for a pod, and how much the pod asks for by its count."""
+"""The parts of a pod for kube-scheduler's own plugins: its rules and resource requests."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from neuron_plugin.cluster.pod_wire import (
 
 RESOURCE_NAMES = tuple(resource.value for resource in Resource)
 QuantityTexts = tuple[tuple[str, str], ...]
-"""Names and quantities as they are written."""
+"""Names and quantities, as texts of the API."""
 
 _equal_rules = lru_cache(maxsize=REMEMBERED)(PodRules)
-"""Equal rules are one object: much that is remembered is looked up by them."""
+"""Equal rules are one object, as caches are keyed by them."""
 
 
 def rules_of(pod: Pod, needs: Quantities, neuron: Quantities) -> PodRules:
-    """The rules of a pod that asks for ``needs`` besides Neuron, and for so much ``neuron``."""
+    """The rules of a pod; ``needs`` are its requests without Neuron, ``neuron`` those for Neuron."""
     spec, affinity = pod.spec, pod.spec.affinity
     gates = spec.scheduling_gates or ()
     by_node = affinity.node_affinity if affinity else None
@@ -71,7 +71,7 @@ def rules_of(pod: Pod, needs: Quantities, neuron: Quantities) -> PodRules:
 
 
 def volume_claims(pod: Pod) -> tuple[str, ...]:
-    """The pod's PersistentVolumeClaims. A generic ephemeral volume has one that is named after pod and volume."""
+    """The pod's PersistentVolumeClaims. A generic ephemeral volume has a claim named after pod and volume."""
     volumes = pod.spec.volumes or ()
     return (
         *[volume.persistent_volume_claim.claim_name for volume in volumes if volume.persistent_volume_claim],
@@ -80,13 +80,13 @@ def volume_claims(pod: Pod) -> tuple[str, ...]:
 
 
 def required_terms(pod: Pod, affinity: WirePodAffinity | None) -> tuple[PodTerm, ...]:
-    """The required terms of a pod among other pods."""
+    """The required terms of a pod's affinity or anti-affinity to other pods."""
     terms = affinity.required_during_scheduling_ignored_during_execution if affinity else None
     return tuple([_pod_term(term, pod) for term in terms or ()])
 
 
 def _pod_term(term: WirePodAffinityTerm, pod: Pod) -> PodTerm:
-    """The term of a pod. Its namespace is meant where none is named or chosen."""
+    """A term as a value. It means the pod's own namespace if it names and selects none."""
     chosen = term.namespace_selector
     namespaces = term.namespaces or (() if chosen is not None else (pod.namespace,))
     labels = None
@@ -98,7 +98,7 @@ def _pod_term(term: WirePodAffinityTerm, pod: Pod) -> PodTerm:
 
 
 def _spread(constraint: WireSpread, pod: Pod) -> Spread:
-    """The constraint of a pod."""
+    """A topology spread constraint as a value."""
     chosen = constraint.label_selector
     labels = None if chosen is None else _with_own(chosen.requirements, pod.labels, constraint.match_label_keys, "In")
     return Spread(
@@ -115,13 +115,13 @@ def _spread(constraint: WireSpread, pod: Pod) -> Spread:
 def _with_own(
     labels: tuple[Requirement, ...], own: Mapping[str, str], keys: tuple[str, ...] | None, operator: str
 ) -> tuple[Requirement, ...]:
-    """Requirements and those that follow from the pod's own labels, which the API server has mostly added already."""
+    """The requirements, with those from the pod's own labels, which the API server has usually added already."""
     added = (Requirement(key, operator, (own[key],)) for key in keys or () if key in own)
     return (*labels, *(requirement for requirement in added if requirement not in labels))
 
 
 def _preferences(pod: Pod, affinity: WireAffinity) -> Preferences:
-    """Weights of anti-affinity are negative. A node term without any requirement prefers no node."""
+    """The preferences of a pod. Weights of anti-affinity are negative. An empty node term prefers no node."""
     by_node, pods = affinity.node_affinity, list[tuple[int, PodTerm]]()
     preferred = (by_node and by_node.preferred_during_scheduling_ignored_during_execution) or ()
     for sign, among in ((1, affinity.pod_affinity), (-1, affinity.pod_anti_affinity)):
@@ -141,21 +141,21 @@ def _tolerations(tolerations: tuple[WireToleration, ...]) -> tuple[Toleration, .
 
 
 def _pinned_to(pod: Pod) -> str:
-    """The node whose name a placement by gates has added to this pod's terms; empty without such a placement."""
+    """The node whose name a placement by gates has added to the pod's terms; empty without such a placement."""
     placed = pod.annotations.get(NODE_KEY), pod.annotations.get(POD_UID_KEY)
     return pod.node_name if pod.node_name and placed == (pod.node_name, pod.uid) else ""
 
 
 def _was_released(pod: Pod) -> bool:
-    """Whether the pod is bound, and was released to its scheduler with some nodes excluded before."""
+    """Whether the pod is bound, and had been released to its scheduler with some nodes excluded."""
     return bool(pod.node_name) and RELEASED_KEY in pod.annotations and pod.annotations.get(POD_UID_KEY) == pod.uid
 
 
 @lru_cache(maxsize=REMEMBERED)
 def _terms(required: WireNodeSelector, pinned_to: str, *, is_released: bool) -> tuple[NodeSelectorTerm, ...] | None:
-    """The required terms of a bound pod, without the node names that its placement by gates has added.
+    """The required terms of a pod; of a bound pod without the node names that its placement by gates has added.
 
-    The pod is where it is. Its replacement is a new pod that has no place, so plans may send it anywhere.
+    Such names hold for this pod only. If it is replaced, the new pod has no place, so plans may place it anywhere.
     """
     terms, pin = required.terms, Requirement("metadata.name", "In", (pinned_to,))
     if not (pinned_to or is_released):
@@ -174,7 +174,7 @@ NO_PORTS = frozenset[HostPort]()
 
 
 def ports_of(pod: Pod) -> frozenset[HostPort]:
-    """The ports of the node that a pod takes."""
+    """The host ports of a pod."""
     ports = [
         (port.host_ip or ANY_ADDRESS, port.protocol, port.host_port)
         for container, _ in pod.containers
@@ -191,12 +191,11 @@ def sum_of_requests(
     *,
     gated: bool,
 ) -> tuple[Quantities, Quantities]:
-    """What a pod asks for besides Neuron, and of Neuron.
+    """The requests of a pod as kube-scheduler counts them: without Neuron, and for Neuron.
 
-    The sum of containers and sidecars, or what an init container and the sidecars before it need, if that is more. The
-    whole pod's own request, where there is one, stands in place of it (PodRequests in
-    staging/src/k8s.io/component-helpers/resource/helpers.go). Amounts of our own are left to the extender by a
-    scheduler that has one. Of a gated pod the scheduler counts them as any other resource.
+    The sum of containers and sidecars, or the need of an init container with the sidecars before it, if that is more. A
+    request of the whole pod replaces it (PodRequests in staging/src/k8s.io/component-helpers/resource/helpers.go). A
+    scheduler with our extender ignores our amounts; for a gated pod, the scheduler counts them like any other resource.
     """
     most, lasting = dict[str, int](), dict[str, int]()
     for kind, texts in containers:
@@ -226,7 +225,7 @@ def _largest(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, i
 
 @lru_cache(maxsize=REMEMBERED)
 def quantities(texts: QuantityTexts) -> Quantities:
-    """Amounts in thousandths, rounded up. A server stores no text that is no quantity."""
+    """Quantities in thousandths, rounded up. The server stores only valid quantities."""
     amounts = []
     for name, text in texts:
         with suppress(ValueError):

@@ -1,6 +1,6 @@
-"""Pods as the API server sends them: structs that follow the wire and skip what is not read.
+"""Pods as the API server sends them: structs of the fields that are needed.
 
-The progress of a pod's containers is read from its status here, too. ``pods`` and ``pod_rules`` say what a pod means.
+Also reads the progress of a pod's containers from its status. ``pods`` and ``pod_rules`` interpret a pod.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from neuron_plugin.allocation.runs import ContainerRun
 from neuron_plugin.cluster.objects import ApiObject, Wire
 
 REMEMBERED = 4_096
-"""Entries of each cache of parts of pods: the pods of one controller have the same requests and terms."""
+"""Entries of each cache of parts of pods: pods of one controller have equal requests and terms."""
 NONE: Mapping[str, str] = {}
 _FIRST_YEAR = 1970
-"""A time of this year is one that is not set."""
+"""A time in this year is not set."""
 _RFC_3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:[0-5]\d)", re.ASCII)
 
 
@@ -33,7 +33,7 @@ class _ClaimUse(Wire, frozen=True):
 
 
 class Resources(Wire, frozen=True):
-    """``resources`` of a container: quantities as written, such as ``2`` or ``1k``, and claims of the pod."""
+    """``resources`` of a container: quantities as texts, such as ``2`` or ``1k``, and claims of the pod."""
 
     limits: dict[str, str] | None = None
     requests: dict[str, str] | None = None
@@ -55,7 +55,7 @@ class _Variable(Wire, frozen=True):
 
 
 class Container(Wire, frozen=True):
-    """A container of either list."""
+    """A container or init container."""
 
     name: str = ""
     restart_policy: str | None = None
@@ -76,7 +76,7 @@ class Container(Wire, frozen=True):
 
 
 class Present(Wire, frozen=True):
-    """An object that is only looked for, never read."""
+    """An object whose presence alone matters."""
 
 
 class WireRequirement(Wire, frozen=True):
@@ -95,7 +95,7 @@ class WireTerm(Wire, frozen=True):
 
 
 class WireNodeSelector(Wire, frozen=True):
-    """A node selector: a node has to match one of its terms."""
+    """A node selector: a node must match one of its terms."""
 
     node_selector_terms: tuple[WireTerm, ...] | None = None
 
@@ -134,7 +134,7 @@ class WireLabelSelector(Wire, frozen=True):
 
     @property
     def requirements(self) -> tuple[Requirement, ...]:
-        """The requirements; all of them have to be met."""
+        """The requirements, all of which must be met."""
         labels = [Requirement(key, "In", (value,)) for key, value in (self.match_labels or {}).items()]
         return (*labels, *_requirements(self.match_expressions))
 
@@ -156,14 +156,14 @@ class _WeightedPodAffinityTerm(Wire, frozen=True):
 
 
 class WirePodAffinity(Wire, frozen=True):
-    """Affinity to pods, or against them."""
+    """Pod affinity or anti-affinity."""
 
     required_during_scheduling_ignored_during_execution: tuple[WirePodAffinityTerm, ...] | None = None
     preferred_during_scheduling_ignored_during_execution: tuple[_WeightedPodAffinityTerm, ...] | None = None
 
 
 class WireAffinity(Wire, frozen=True):
-    """Where a pod wants to be."""
+    """Affinities of a pod."""
 
     node_affinity: _NodeAffinity | None = None
     pod_affinity: WirePodAffinity | None = None
@@ -207,14 +207,14 @@ class _ClaimSource(Wire, frozen=True):
 
 
 class _ResourceClaim(Wire, frozen=True):
-    """A claim of the pod; ``resource_claim_name`` is set where it is not made from a template."""
+    """A claim of the pod; ``resource_claim_name`` is set if it is not made from a template."""
 
     name: str = ""
     resource_claim_name: str | None = None
 
 
 class _ClaimStatus(Wire, frozen=True):
-    """The claim that was made from a template; the pod may do without one that has no name."""
+    """A claim made from a template; without a name, the pod does not need the claim."""
 
     name: str = ""
     resource_claim_name: str | None = None
@@ -228,7 +228,7 @@ class _Volume(Wire, frozen=True):
 
 
 class PodSpec(Wire, frozen=True):
-    """The part of a pod's ``spec`` that somebody reads."""
+    """The needed part of a pod's ``spec``."""
 
     node_name: str = ""
     scheduler_name: str = DEFAULT_SCHEDULER
@@ -275,7 +275,7 @@ class ContainerWaiting(Wire, frozen=True):
 
 
 class ContainerState(Wire, frozen=True):
-    """One of the states is there."""
+    """The state of a container; one of the fields is set."""
 
     waiting: ContainerWaiting | None = None
     running: ContainerRunning | None = None
@@ -283,7 +283,7 @@ class ContainerState(Wire, frozen=True):
 
 
 class ContainerStatus(Wire, frozen=True):
-    """What runs in a container, and what did."""
+    """The current and the last state of a container."""
 
     name: str = ""
     started: bool | None = None
@@ -298,7 +298,7 @@ class _Condition(Wire, frozen=True):
 
 
 class PodStatus(Wire, frozen=True):
-    """The part of a pod's ``status`` that somebody reads."""
+    """The needed part of a pod's ``status``."""
 
     phase: str = ""
     reason: str | None = None
@@ -318,7 +318,7 @@ class Pod(ApiObject, frozen=True):
 
     @property
     def node_name(self) -> str:
-        """The node it is bound to; empty before."""
+        """The node that the pod is bound to; empty before."""
         return self.spec.node_name
 
     @property
@@ -328,12 +328,12 @@ class Pod(ApiObject, frozen=True):
 
     @property
     def terminal(self) -> bool:
-        """Its containers have ended for good, though the object may stay."""
+        """Whether its containers have ended for good; the object may remain."""
         return self.status.phase in TERMINAL_PHASES
 
     @property
     def terminating(self) -> bool:
-        """Its deletion has begun; it keeps its devices until it is gone."""
+        """Whether its deletion has begun; the pod keeps its devices until it is gone."""
         return self.metadata.deletion_timestamp is not None
 
     @property
@@ -344,12 +344,12 @@ class Pod(ApiObject, frozen=True):
 
     @property
     def rejected_at_admission(self) -> bool:
-        """Whether its kubelet got no devices for it from the plugin: the pod has failed for good."""
+        """Whether the pod has failed for good because its kubelet got no devices for it from the plugin."""
         return self.status.phase == "Failed" and self.status.reason == "UnexpectedAdmissionError"
 
     @property
     def containers(self) -> Iterator[tuple[Container, ContainerKind]]:
-        """Every container and when it runs, in the order in which the kubelet admits them."""
+        """Every container with its kind, in the order in which the kubelet admits them."""
         for container in self.spec.init_containers or ():
             yield container, ContainerKind.SIDECAR if container.restart_policy == "Always" else ContainerKind.INIT
         for container in self.spec.containers or ():
@@ -359,7 +359,7 @@ class Pod(ApiObject, frozen=True):
     def started(self) -> bool:
         """Whether any container, init containers included, runs or has ever run.
 
-        A container that crashed and waits for its restart has only its last state.
+        A crashed container that waits for its restart has only a last state.
         """
         for status in self._container_statuses:
             states = (status.state, status.last_state)
@@ -369,7 +369,7 @@ class Pod(ApiObject, frozen=True):
 
     @property
     def running(self) -> bool:
-        """Whether a container runs. Of a pod whose phase PodGC has set to Failed the status may show that still."""
+        """Whether a container runs. The status may still say so after PodGC has set the phase to Failed."""
         return any(status.state and status.state.running for status in self._container_statuses)
 
     @property
@@ -378,17 +378,18 @@ class Pod(ApiObject, frozen=True):
         return any(known.type == "Ready" and known.status == "True" for known in self.status.conditions or ())
 
     @property
-    def tried(self) -> bool:
-        """Whether a scheduler has looked at it and said so. The API server itself writes that it is gated."""
+    def seen_by_scheduler(self) -> bool:
+        """Whether a scheduler has reported on the pod. The API server itself writes that a pod is gated."""
         conditions = self.status.conditions or ()
         return any(known.type == "PodScheduled" and known.reason != "SchedulingGated" for known in conditions)
 
     @property
     def end_requested(self) -> bool:
-        """Whether the pod is ended by others than its containers: deleted, evicted, preempted, or ended by the kubelet.
+        """Whether the pod was ended from outside: deleted, evicted, preempted, or ended by the kubelet.
 
-        The kubelet gives a reason to a pod that it ends as a whole (``Evicted``, ``Terminated`` and ``Preempting`` in
-        pkg/kubelet/eviction, nodeshutdown and preemption; ``DeadlineExceeded``), and none to one whose containers end.
+        The kubelet sets a reason on a pod that it ends as a whole (``Evicted``, ``Terminated`` and ``Preempting`` in
+        pkg/kubelet/eviction, nodeshutdown and preemption; ``DeadlineExceeded``), and none if containers end by
+        themselves.
         """
         disrupted = any(
             condition.type == "DisruptionTarget" and condition.status == "True"
@@ -407,7 +408,7 @@ class Pod(ApiObject, frozen=True):
 
     @property
     def ending(self) -> bool:
-        """Whether the pod's end was requested, or has begun: an app container has ended that is not started again."""
+        """Whether the pod's end was requested or has begun: an app container has ended and is not restarted."""
         policies = {each.name: each.restart_policy or self.spec.restart_policy for each in self.spec.containers or ()}
         for status in self.status.container_statuses or ():
             end, policy = status.state and status.state.terminated, policies.get(status.name)
@@ -417,9 +418,9 @@ class Pod(ApiObject, frozen=True):
 
     @property
     def runs(self) -> tuple[ContainerRun, ...]:
-        """The latest run of each container that ever ran. No run has failed whose end was requested.
+        """The latest run of each container that ever ran. A run whose end was requested has not failed.
 
-        Once all other containers have ended the kubelet ends the sidecars.
+        The kubelet ends sidecars once all other containers have ended.
         """
         runs = tuple(run for status in self._container_statuses if (run := _latest_run(status)))
         if self.end_requested:
@@ -439,11 +440,11 @@ class Pod(ApiObject, frozen=True):
 
 
 NOT_ITS_OWN_ERROR = frozenset({"OOMKilled", "StartError", "ContainerCannotRun", "ContainerStatusUnknown"})
-"""Reasons of an end that say nothing about the devices (``pkg/kubelet``, containerd)."""
+"""Reasons of an end that are unrelated to devices (``pkg/kubelet``, containerd)."""
 
 
 def _latest_run(status: ContainerStatus) -> ContainerRun | None:
-    """What runs, or what ended last: a container that waits for its restart has only its last state."""
+    """The current run, or the last one: a container that waits for its restart has only a last state."""
     if status.state and status.state.running:
         return ContainerRun(status.name, unix_seconds(status.state.running.started_at or ""))
     for state in (status.state, status.last_state):
@@ -456,8 +457,8 @@ def _latest_run(status: ContainerStatus) -> ContainerRun | None:
 
 @lru_cache(maxsize=REMEMBERED)
 def unix_seconds(text: str) -> float:
-    """A time of RFC 3339 in unix seconds; 0 for any other text."""
-    if not _RFC_3339.fullmatch(text := text.strip()):  # ``fromisoformat`` alone reads much that is no RFC 3339
+    """An RFC 3339 time in unix seconds; 0 for any other text."""
+    if not _RFC_3339.fullmatch(text := text.strip()):  # ``fromisoformat`` also reads other formats than RFC 3339
         return 0.0
     try:
         time = datetime.fromisoformat(text)

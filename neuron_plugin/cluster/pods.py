@@ -1,7 +1,7 @@
-"""The one decoder that makes ``NeuronPod`` of a pod.
+"""The decoder of ``NeuronPod``.
 
-Plugin, placement controller and command line share it, so they can never disagree about what a pod asks for, what it
-was assigned and where it may go.
+Plugin, placement controller and command line share it, so they never disagree about a pod's request, assignment and
+allowed nodes.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ from neuron_plugin.cluster.pod_wire import NONE, REMEMBERED, Pod, unix_seconds
 PODS = ApiResource("/api/v1", "pods", Pod)
 
 STATIC_POD_UID_KEY = "kubernetes.io/config.hash"
-"""On a mirror pod: the UID under which the kubelet knows the static pod (pkg/kubelet/types/constants.go)."""
+"""On a mirror pod: the kubelet's UID of the static pod (pkg/kubelet/types/constants.go)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodUse:
-    """A bound pod without Neuron: its share of the node, and the parts that rules among pods look at."""
+    """A bound pod without Neuron: its share of the node, and the parts that rules of other pods need."""
 
     placed: PlacedPod
     needs: Quantities
@@ -73,12 +73,12 @@ class PodUse:
 
     @property
     def node(self) -> str:
-        """Where it is."""
+        """The node that the pod is bound to."""
         return self.placed.node
 
 
 def asks_for_neuron(pod: Pod) -> bool:
-    """Whether a container of the pod names one of the resources, be it with the quantity 0."""
+    """Whether a container of the pod names one of the resources, even with the quantity 0."""
     return any(
         name in container.limits or name in container.requests
         for container, _ in pod.containers
@@ -102,12 +102,12 @@ def pod_use(pod: Pod) -> PodUse | None:
 
 
 def neuron_pod(pod: Pod, *, progress: bool = True) -> NeuronPod:
-    """Decode a pod. Nothing in it can fail this: what cannot be followed becomes a ``Rejection``.
+    """Decode a pod. It never fails: unusable parts become a ``Rejection``.
 
-    Without ``progress`` it says nothing of how far the pod's containers have come, and has a phase only at its end.
+    Without ``progress`` the result has no ``life``, and a phase only once the pod has ended.
     """
     annotations, labels, spec = pod.annotations, pod.labels, pod.spec
-    # Bounded, as they are remembered; one character more than is read shows that a text is too long.
+    # Bounded, as texts are cached; one character too many shows that a text is too long.
     asked = _asked(
         pod, tuple([(key, annotations[key][: LONGEST_CONSTRAINT + 1]) for key in CONSTRAINT_KEYS if key in annotations])
     )
@@ -130,7 +130,7 @@ def neuron_pod(pod: Pod, *, progress: bool = True) -> NeuronPod:
         promised=annotations.get(NODE_KEY, "") if own else "",
         released=own and RELEASED_KEY in annotations,
         unschedulable=own and _is_unschedulable(pod),
-        tried=pod.tried,
+        seen_by_scheduler=pod.seen_by_scheduler,
         assignment=assignment,
         priority=spec.priority or 0,
         preempts=spec.preemption_policy != "Never",
@@ -170,9 +170,9 @@ def _life(pod: Pod, request: PodRequest | Rejection) -> PodLife:
 
 
 def _claims(pod: Pod) -> tuple[PodClaim, ...]:
-    """The claims of a pod, by the names of the ResourceClaims that were made for it.
+    """The claims of a pod, with the names of the ResourceClaims made for it.
 
-    A template without a claim, where the status says so, asks for nothing (PodResourceClaimStatus in
+    A template for which the status names no claim asks for nothing (PodResourceClaimStatus in
     staging/src/k8s.io/api/core/v1/types.go).
     """
     made = {status.name: status.resource_claim_name or "" for status in pod.status.resource_claim_statuses or ()}
@@ -193,16 +193,16 @@ def _claims(pod: Pod) -> tuple[PodClaim, ...]:
 
 
 def _is_meant_for_another(pod: Pod) -> bool:
-    """Whether the assignment of a bound pod was made for another node, or for the pod that this one is a copy of.
+    """Whether the assignment of a bound pod was made for another node, or for another pod of which this is a copy.
 
-    The ids then say nothing here. Once the plugin has written what the pod has, it does not matter any more.
+    The ids are then meaningless. Once the plugin has written the pod's ids, this does not matter any more.
     """
     node, uid = pod.annotations.get(NODE_KEY, ""), pod.annotations.get(POD_UID_KEY, "")
     return bool(pod.node_name) and (node not in {"", pod.node_name} or uid not in {"", pod.uid})
 
 
 def _is_unschedulable(pod: Pod) -> bool:
-    """Whether its scheduler has found no node for it, and does not make room for it either."""
+    """Whether its scheduler has found no node for it, and is not making room for it either."""
     refused = any(
         condition.type == "PodScheduled" and condition.reason == "Unschedulable"
         for condition in pod.status.conditions or ()
@@ -219,7 +219,7 @@ def _member(pod: Pod, owner_kind: str) -> GroupMember | None:
     if member is None:
         return None
     spec, host = pod.spec, ""
-    if spec.hostname and spec.subdomain:  # the cluster's domain is left to the resolver of the pod
+    if spec.hostname and spec.subdomain:  # the pod's resolver adds the cluster's domain
         host = f"{spec.hostname}.{spec.subdomain}.{pod.namespace}.svc"
     sets_ultraserver = any(
         variable.name in VARIABLES for container, _ in pod.containers for variable in container.env or ()
@@ -234,7 +234,7 @@ def _ultraserver_place(pod: Pod) -> UltraServerPlace | None:
 
 
 class _Asked(NamedTuple):
-    """What a pod asks for: sets, and what kube-scheduler counts, besides Neuron and of Neuron."""
+    """A pod's request for sets, and its requests as kube-scheduler counts them: without Neuron, and for Neuron."""
 
     request: PodRequest | Rejection
     needs: Quantities
@@ -263,7 +263,7 @@ def _asked_by(
     *,
     gated: bool,
 ) -> _Asked:
-    """Equal requests are one object. Exact quantities cost tens of microseconds, and pods ask for few things."""
+    """Cached: parsing quantities takes tens of microseconds, and equal requests become one object."""
     try:
         request: PodRequest | Rejection = pod_request(
             ContainerSpec(name, kind, _neuron_quantities(limits), _neuron_quantities(requests))
@@ -275,7 +275,7 @@ def _asked_by(
         parts = [(container.name, container.resource.unit) for container in request]
         constraints = read_constraints(dict(constraint_texts), parts)
         request = tuple(replace(container, constraints=constraints) for container in request)
-    # The API server writes a request for each limit of an extended resource; other objects may lack them.
+    # The API server adds a request for each limit of an extended resource; manifests may lack them.
     amounts = [
         (kind, tuple({**{name: text for name, text in limits if name in RESOURCE_NAMES}, **dict(requests)}.items()))
         for _, kind, limits, requests in containers

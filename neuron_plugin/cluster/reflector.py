@@ -1,12 +1,12 @@
-"""A local copy of one resource that follows the API server through everything that happens to a watch.
+"""A local copy of one resource, kept up to date through all failures of a watch.
 
-Watches end after minutes by themselves, and at once when a server restarts. They end with a 410 when the client was
-away too long: as a status, or as an ERROR event inside a stream that answered 200. When a connection died silently they
-never end. All of these are handled in one place: wait, then continue from the last version known, or list again where
-the server may not have that version any more. The library's own informer is not used: it re-opened a watch that ended
-at once 9 470 times in three seconds.
+Watches end after minutes by themselves, and at once if a server restarts. They end with a 410 if the client was away
+too long: as a status, or as an ERROR event in a stream that answered 200. If a connection dies silently, they never
+end. All of these are handled in one way: wait, then continue from the last known version, or list again if the server
+may not have that version any more. The library's own informer is not used: it re-opened a watch that ended at once 9
+470 times in three seconds.
 
-Nothing is served before the first list is in: ``synced`` says when.
+There are no values before the first list is complete: see ``synced``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ R = TypeVar("R", bound=Record)
 V = TypeVar("V")
 
 OnChange = Callable[[str, V | None, V | None], None]
-"""Called with UID, old value, new value; None is "not there". Must not block: it runs between two events."""
+"""Called with UID, old value and new value; None means that there is no object. Must not block: it runs between two
+events."""
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +45,10 @@ log = logging.getLogger(__name__)
 class Pace:
     """The reflector's times, in seconds.
 
-    ``silence`` ends a watch on which nothing came, not even a bookmark: servers send one about every minute (KEP-956).
-    A watch that lasted ``healthy`` counts as having worked: the wait after it is short again. If such a watch sent
-    nothing at all, the next one does not continue from its version: a server whose etcd was restored counts from an
-    older version, and leaves out what is older than the version asked for.
+    ``silence`` ends a watch without any event or bookmark; servers send a bookmark about every minute (KEP-956). After
+    a watch that lasted ``healthy``, the wait is short again. If such a watch sent nothing at all, the next one does not
+    continue from its version. A server with a restored etcd counts from an older version, and omits events before the
+    requested one.
     """
 
     page_timeout: float = 30.0
@@ -66,17 +67,17 @@ class Observer(Protocol):
     """Counts what a reflector does, for metrics; must not block or raise."""
 
     def listed(self, kind: str, records: int, seconds: float) -> None:
-        """A complete list is in, of which so many records were kept."""
+        """A list is complete, and so many of its records were kept."""
 
     def interrupted(self, kind: str, cause: str, wait_seconds: float) -> None:
         """A list or watch ended: ``end``, ``expired``, ``refused``, ``unreachable`` or ``unreadable``."""
 
 
 class Reflector(Generic[R, V]):
-    """Follow one resource: start ``run`` as a task, read ``values`` once ``synced`` is set.
+    """Follows one resource: start ``run`` as a task, read ``values`` once ``synced`` is set.
 
-    ``keep`` makes of each record what is worth holding in memory, or None for a record that is not needed. It and the
-    callbacks of ``subscribe`` run between two events: they must be quick, and an exception of theirs ends ``run``.
+    ``keep`` turns a record into the value to hold in memory, or None for a record that is not needed. ``keep`` and the
+    callbacks of ``subscribe`` run between two events: they must be quick, and an exception in them ends ``run``.
     """
 
     def __init__(
@@ -92,9 +93,9 @@ class Reflector(Generic[R, V]):
     ) -> None:
         self.synced = asyncio.Event()
         self.listed_at: float | None = None
-        """When the last consistent list that is in was asked for, by ``clock``; None before the first.
+        """When the last complete consistent list was requested, by ``clock``; None before the first.
 
-        An object that existed then and is not in ``values`` has ended, or ``keep`` does not want it.
+        An object that existed then and is not in ``values`` is gone, or ``keep`` returned None for it.
         """
         self._api = api
         self._resource = resource
@@ -114,11 +115,11 @@ class Reflector(Generic[R, V]):
         self._followed_since: float | None = None
 
     def age_seconds(self) -> float:
-        """How long ago anything came from the server: a list, an event or a bookmark."""
+        """Seconds since the server last sent a list, an event or a bookmark."""
         return self._clock.now() - self._heard_at
 
     def followed_seconds(self) -> float:
-        """For how long a watch has been open without a break; 0 between two. Silence means nothing then."""
+        """Seconds since the current watch was opened; 0 between two watches, when silence means nothing."""
         return 0.0 if self._followed_since is None else self._clock.now() - self._followed_since
 
     async def run(self) -> NoReturn:
@@ -131,13 +132,15 @@ class Reflector(Generic[R, V]):
                 await self._watch()
             except ClusterError as error:
                 ended = error
-                # From the same version, an event that cannot be read would only come again.
+                # A watch from the same version would only send the unreadable event again.
                 if isinstance(error, DecodeError) or (isinstance(error, ApiError) and error.expired):
                     self._must_list = True
             await self._clock.sleep(self._wait_after(ended))
 
-    async def list_consistently(self, timeout_seconds: float) -> None:
-        """Bring ``values`` to what the server knows now or later; works beside the watch, and before it.
+    async def list_consistently(self, timeout_seconds: float | None = None) -> None:
+        """Bring ``values`` to the server's present state or a later one; works before and beside the watch.
+
+        Each page has a deadline of its own, and ``timeout_seconds`` is one for all of them, if given.
 
         Raises:
             UnreachableError: not done within ``timeout_seconds``.
@@ -151,11 +154,11 @@ class Reflector(Generic[R, V]):
             raise UnreachableError("GET", self._path, cause, may_have_arrived=True) from error
 
     def _wait_after(self, error: ClusterError | None) -> float:
-        """Count and log the end of a list or watch; the seconds to wait. None is a clean end.
+        """Count and log the end of a list or watch, None for a clean end; returns the seconds to wait.
 
-        Watches end all day, and most ends mean nothing: so each is counted, but only the first failure in a row is
-        logged, and the end of the row. A server that asks for time gets it, up to the longest wait, and the back-off's
-        jitter on top: it asks many clients.
+        Watches end all the time, mostly without a fault. So each end is counted, but of successive failures only the
+        first and the recovery are logged. A wait that the server requests is kept, up to the longest wait, plus the
+        back-off's jitter, as it is requested from many clients.
         """
         wait, cause = self._backoff.next_seconds(), "end" if error is None else "unreachable"
         if isinstance(error, ApiError):
@@ -171,7 +174,7 @@ class Reflector(Generic[R, V]):
         return wait
 
     def _heard(self) -> None:
-        """Note that something came from the server."""
+        """Note that the server has sent something."""
         self._heard_at = self._clock.now()
         if self._failing:
             self._failing = False
@@ -221,7 +224,7 @@ class Reflector(Generic[R, V]):
                     self._must_list = self._must_list or not any_event
 
     def _apply(self, line: bytes) -> None:
-        """Apply one event; an ERROR is a refusal that came too late to be a status, so our version is no good."""
+        """Apply one event; an ERROR is a refusal inside the stream: the version cannot be used any more."""
         event = decode_event(line)
         if event.type == "ERROR":
             self._must_list = True
@@ -236,14 +239,14 @@ class Reflector(Generic[R, V]):
 
 
 class Store(Generic[V]):
-    """What is known of one resource, keyed by UID, and never moved backwards. No I/O.
+    """The values of one resource by UID, which never go back to an older state. No I/O.
 
-    Changes come from two sides: the watch, and consistent lists taken beside it when an answer cannot wait for the
-    watch. The two overlap: a list may hold a pod whose end the watch has reported already, and the watch may still
-    report a pod that a list has shown to be gone. Versions settle both. A list is complete for *all* objects at its
-    version, so events up to that version are old, and a list older than the newest event changes nothing.
+    Changes come from the watch, and from consistent lists beside it when an answer cannot wait for the watch. A list
+    may contain a pod that the watch has already reported as deleted, and the watch may report a pod that is gone from a
+    list. Versions decide both. A list is complete for *all* objects at its version, so events up to that version are
+    old, and a list older than the newest event changes nothing.
 
-    Keys are UIDs because names come back: a StatefulSet's next pod has the name of the last.
+    Keys are UIDs because names are re-used: a StatefulSet's next pod has the same name.
     """
 
     def __init__(self) -> None:
@@ -253,16 +256,16 @@ class Store(Generic[V]):
         self.version = 0
         """The newest version seen; 0 before the first list."""
         self.values: Mapping[str, V] = MappingProxyType(self._values)
-        """UID to value, as of the last event. Take a copy to keep it across an ``await``."""
+        """UID to value, after the last event. Copy it to keep it across an ``await``."""
 
     def subscribe(self, on_change: OnChange[V]) -> None:
-        """Have ``on_change`` called for each further change as (UID, old, new), in order, after ``values`` has it."""
+        """Call ``on_change`` with (UID, old, new) for each further change, in order, after ``values`` is changed."""
         self._listeners.append(on_change)
 
     def put(self, uid: str, version: int, value: V | None) -> None:
         """Take an event: the value at this version; None for an object that is deleted or not kept."""
         self.advance(version)
-        # A watch sends each event once and in order, so only a list can have shown it before.
+        # A watch sends each event once and in order, so only a list can have brought this version before.
         if version > self._listed_version:
             old = self._values.get(uid)
             if value is None:
@@ -276,11 +279,11 @@ class Store(Generic[V]):
         self.version = max(self.version, version)
 
     def replace(self, values: Mapping[str, V], version: int, *, version_at_start: int) -> bool:
-        """Take a consistent list, in one step; True if it was used.
+        """Replace all values by a consistent list; True if it was used.
 
-        ``version_at_start`` is the store's version when the list was asked for. A list below the present version was
-        overtaken, by the watch or another list; unless nothing came since: then the server's history was rewritten
-        (a restored etcd), and the list is right.
+        ``version_at_start`` is the store's version when the list was requested. A list older than the present version
+        was overtaken by the watch or another list, and is not used. But if nothing came since the request, the server's
+        history was rewritten (a restored etcd), and the list is used.
         """
         if version < self.version != version_at_start:
             return False

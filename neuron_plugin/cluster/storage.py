@@ -1,4 +1,4 @@
-"""Storage as far as it says where a pod can run, budgets, namespaces: as the API server sends them, and as values."""
+"""Storage objects that limit where a pod can run, budgets and namespaces: on the wire, and as values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from neuron_plugin.cluster.pod_wire import WireLabelSelector, WireNodeSelector
 _SELECTED_NODE = "volume.kubernetes.io/selected-node"
 _CLASS = "volume.beta.kubernetes.io/storage-class"
 _SEVERAL = "__"
-"""Between the zones of an old volume's label (staging/src/k8s.io/cloud-provider/volume/helpers)."""
+"""Separates the zones in an old volume's label (staging/src/k8s.io/cloud-provider/volume/helpers)."""
 
 
 class _ClaimSpec(Wire, frozen=True):
@@ -35,7 +35,7 @@ class WireClaim(ApiObject, frozen=True):
 
     @property
     def value(self) -> Claim:
-        """The claim as rules see it."""
+        """The claim as a value."""
         return Claim(
             self.spec.volume_name,
             self.annotations.get(_CLASS) or self.spec.storage_class_name or "",
@@ -67,7 +67,7 @@ class WireVolume(ApiObject, frozen=True):
 
     @property
     def value(self) -> Volume:
-        """The volume as rules see it."""
+        """The volume as a value."""
         required = self.spec.node_affinity.required if self.spec.node_affinity else None
         zones = tuple((key, frozenset(self.labels[key].split(_SEVERAL))) for key in ZONE_LABELS if key in self.labels)
         csi = self.spec.csi or _Csi()
@@ -92,7 +92,7 @@ class WireStorageClass(ApiObject, frozen=True):
 
     @property
     def value(self) -> StorageClass:
-        """The class as rules see it."""
+        """The class as a value."""
         topologies = tuple(
             NodeSelectorTerm(
                 tuple(Requirement(one.key, "In", one.values or ()) for one in term.match_label_expressions or ())
@@ -122,7 +122,7 @@ class WireCsiNode(ApiObject, frozen=True):
 
     @property
     def value(self) -> Mapping[str, int]:
-        """By driver; without those that say nothing."""
+        """The limit by driver; drivers without a limit are left out."""
         drivers = self.spec.drivers or ()
         counts = {driver.name: driver.allocatable.count for driver in drivers if driver.allocatable}
         return {name: count for name, count in counts.items() if count is not None}
@@ -159,7 +159,7 @@ class WireBudget(ApiObject, frozen=True):
 
     @property
     def value(self) -> Budget:
-        """The budget as of now; one whose last change was not taken in yet allows nothing."""
+        """The budget as a value; it allows nothing until its controller has processed the last change of its spec."""
         status, policy = self.status, self.spec.unhealthy_pod_eviction_policy
         is_current = status.observed_generation >= self.metadata.generation
         is_guarded = status.current_healthy >= status.desired_healthy > 0
@@ -174,11 +174,11 @@ class WireBudget(ApiObject, frozen=True):
 
 
 class WireNamespace(ApiObject, frozen=True):
-    """A namespace, of which labels and annotations matter."""
+    """A namespace with its labels and annotations."""
 
     @property
     def movable(self) -> bool:
-        """Whether its pods may be evicted to make room, where they do not say otherwise."""
+        """Whether its pods may be evicted to make room, unless a pod itself says otherwise."""
         return bool(is_movable(self.annotations))
 
 

@@ -1,9 +1,8 @@
 """Everything this project writes to pods, nodes, events and leases, as requests.
 
-Each function says what to ask of the API server; ``api.send`` asks it. Nothing is read first and written back whole: a
-patch or a binding changes only what it names. Writes to pods carry the UID, so that a pod which was deleted and
-created again under the same name never gets the annotations of the old one; writes to a lease that others may take
-carry the version that was read.
+Each function makes a request, which ``api.send`` sends. No object is read and written back whole: a patch or a binding
+changes only the fields that it names. Writes to pods carry the UID, so that a new pod of the same name never gets the
+annotations of a deleted one. Writes to a lease that others may take carry the version that was read.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from neuron_plugin.allocation import PodReference
 from neuron_plugin.cluster.api import MERGE_PATCH, STRATEGIC_MERGE_PATCH, ApiRequest, JsonObject
 from neuron_plugin.cluster.objects import CONFIG_MAPS, HOLDER_URL_KEY, LEASES, NODES, Lease, ObjectReference
 from neuron_plugin.cluster.pods import PODS
@@ -38,10 +38,10 @@ def describe_pod(
     annotations: Mapping[str, str | None] | None = None,
     labels: Mapping[str, str | None] | None = None,
 ) -> ApiRequest:
-    """Change annotations and labels of a pod; None removes one, what is not named stays.
+    """Change annotations and labels of a pod; None removes one, others stay.
 
-    It goes through ``pods/status``, which keeps metadata and ignores the spec, so that the right to patch pods is not
-    needed. A pod with another UID under this name is not changed: see ``ApiError.other_object``.
+    It patches ``pods/status``, which takes metadata and ignores the spec, so that no right to patch pods is needed. A
+    pod with another UID is not changed: see ``ApiError.other_object``.
     """
     named = {"annotations": annotations, "labels": labels}
     body: JsonObject = {"metadata": {"uid": uid, **{field: dict(values) for field, values in named.items() if values}}}
@@ -53,13 +53,29 @@ def read_pod(*, namespace: str, name: str) -> ApiRequest:
     return ApiRequest("GET", PODS.item(name, namespace))
 
 
-def evict_pod(*, namespace: str, name: str, uid: str, dry_run: bool = False) -> ApiRequest:
+def bind_pod(pod: PodReference, node: str, annotations: Mapping[str, str]) -> ApiRequest:
+    """Bind a pod and annotate it, in the one transaction that the binding subresource is.
+
+    The server answers 404 if the pod is gone, 409 if it has another UID, is bound already (to whatever node), is being
+    deleted or is gated (``pkg/registry/core/pod/storage/storage.go``). Keys and sizes are *not* validated there.
+    """
+    body: JsonObject = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": pod.name, "namespace": pod.namespace, "uid": pod.uid, "annotations": dict(annotations)},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+    }
+    return ApiRequest("POST", f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/binding", body=body)
+
+
+def evict_pod(*, namespace: str, name: str, uid: str, version: str = "", dry_run: bool = False) -> ApiRequest:
     """Delete a pod if the disruption budgets allow it; its containers get their grace period.
 
-    The server answers 429 if a budget does not allow it, 404 if the pod is gone, 409 if another pod has its name
-    (``pkg/registry/core/pod/storage/eviction.go``). A ``dry_run`` is checked in the same way and deletes nothing.
+    The server answers 429 if a budget does not allow it, 404 if the pod is gone, 409 if another pod has its name, or if
+    it has changed since this ``version`` (``pkg/registry/core/pod/storage/eviction.go``). A ``dry_run`` is checked in
+    the same way and deletes nothing.
     """
-    options: JsonObject = {"preconditions": {"uid": uid}}
+    options: JsonObject = {"preconditions": {"uid": uid, **({"resourceVersion": version} if version else {})}}
     if dry_run:
         options["dryRun"] = ["All"]
     body: JsonObject = {
@@ -93,9 +109,9 @@ def describe_node(
     labels: Mapping[str, str | None] | None = None,
     version: str = "",
 ) -> ApiRequest:
-    """Change annotations and labels of a node; None removes one, what is not named stays.
+    """Change annotations and labels of a node; None removes one, others stay.
 
-    With a ``version`` the server answers 409 if the node is of another one.
+    With a ``version`` the server answers 409 if the node has another version.
     """
     named = {"annotations": annotations, "labels": labels}
     metadata: JsonObject = {field: dict(values) for field, values in named.items() if values}
@@ -120,9 +136,9 @@ def report_node_condition(
 
 
 def limit_allocatable(name: str, counts: Mapping[str, int]) -> ApiRequest:
-    """Say in a node's status how much of some resources can be allocated, before its kubelet does.
+    """Set the allocatable counts of some resources in a node's status, before its kubelet does.
 
-    The kubelet compares what it finds with its own counts every 10 s, and writes what differs
+    The kubelet compares them with its own counts every 10 s, and corrects differences
     (pkg/kubelet/kubelet_node_status.go).
     """
     body: JsonObject = {"status": {"allocatable": {resource: str(count) for resource, count in counts.items()}}}
@@ -130,16 +146,16 @@ def limit_allocatable(name: str, counts: Mapping[str, int]) -> ApiRequest:
 
 
 def remove_node_condition(name: str, condition: str) -> ApiRequest:
-    """Remove one condition from a node's status, those of others stay; one that is not there is no error.
+    """Remove one condition from a node's status; no error if it is missing.
 
-    The ``$patch`` directive of a strategic merge
+    Uses the ``$patch`` directive of a strategic merge
     (``staging/src/k8s.io/apimachinery/pkg/util/strategicpatch/patch.go``).
     """
     return _patch_node_condition(name, {"$patch": "delete", "type": condition})
 
 
 def _patch_node_condition(name: str, entry: JsonObject) -> ApiRequest:
-    """A strategic merge knows conditions by their type; a merge patch would replace those of the kubelet."""
+    """A strategic merge finds a condition by its type; a merge patch would replace the kubelet's conditions."""
     body: JsonObject = {"status": {"conditions": [entry]}}
     return ApiRequest("PATCH", f"{NODES.item(name)}/status", body=body, content_type=STRATEGIC_MERGE_PATCH)
 
@@ -155,12 +171,13 @@ def create_event(
     now: datetime,
     warning: bool = False,
 ) -> ApiRequest:
-    """Record an event about an object. The caller decides when to repeat it.
+    """Create an event about an object. The caller decides when to repeat it.
 
     ``reason`` and ``action`` are CamelCase words of at most 128 characters, ``reporter`` a qualified name such as
-    ``neuron-plugin.io/plugin``, ``instance`` the pod or node that reports. A note or an instance too long is cut.
+    ``neuron-plugin.io/plugin``, ``instance`` the pod or node that reports. Notes and instances that are too long are
+    cut.
     """
-    namespace = regarding.namespace or "default"  # a cluster-wide object's own empty namespace is refused
+    namespace = regarding.namespace or "default"  # the empty namespace of a cluster-wide object is refused
     body: JsonObject = {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
@@ -192,11 +209,11 @@ def _cut(text: str, limit_bytes: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LeaseName:
-    """Which lease, and who writes it.
+    """A lease and its writer.
 
-    ``owner`` (a node, say) takes the lease with it when it is deleted. ``url`` is where the holder can be reached; it
-    is written as an annotation, and two holders of one name with different URLs are two. ``says`` are further
-    annotations that go with it, an empty text for none.
+    The lease is deleted with its ``owner``, such as a node. ``url`` is the holder's URL, written as an annotation;
+    holders of one name with different URLs are different holders. ``annotations`` are further ones; an empty text means
+    none.
     """
 
     namespace: str
@@ -204,7 +221,7 @@ class LeaseName:
     holder: str
     owner: ObjectReference | None = None
     url: str = ""
-    says: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def path(self) -> str:
@@ -212,15 +229,15 @@ class LeaseName:
         return LEASES.item(self.name, self.namespace)
 
     def holds(self, observed: Lease) -> bool:
-        """Whether the lease as it was ``observed`` is held by this writer, or by one that it succeeds."""
+        """Whether the lease as ``observed`` is held by this writer or its predecessor."""
         return (observed.holder, observed.holder_url) == (self.holder, self.url)
 
 
 def create_lease(lease: LeaseName, *, duration_seconds: float, now: datetime) -> ApiRequest:
-    """Create a lease, held from the start if it names a holder; else nothing says that it ever was."""
+    """Create a lease; it is held at once if it names a holder."""
     metadata: JsonObject = {"name": lease.name, "namespace": lease.namespace}
-    if said := {key: text for key, text in {HOLDER_URL_KEY: lease.url, **lease.says}.items() if text}:
-        metadata["annotations"] = said
+    if annotations := {key: text for key, text in {HOLDER_URL_KEY: lease.url, **lease.annotations}.items() if text}:
+        metadata["annotations"] = annotations
     if lease.owner is not None:
         metadata["ownerReferences"] = [msgspec.to_builtins(lease.owner)]
     body: JsonObject = {
@@ -235,7 +252,7 @@ def create_lease(lease: LeaseName, *, duration_seconds: float, now: datetime) ->
 
 
 def renew_lease(lease: LeaseName, *, duration_seconds: float, now: datetime) -> ApiRequest:
-    """Write the holder without reading first: right where there is one writer, as a plugin that gives up its own."""
+    """Write the holder without reading first: for a lease with one writer, such as a plugin's."""
     spec = _held(lease.holder, duration_seconds, now)
     return ApiRequest("PATCH", lease.path, body={"spec": spec}, content_type=MERGE_PATCH)
 
@@ -248,38 +265,40 @@ def claim_lease(
     now: datetime,
     annotations: Mapping[str, str] | None = None,
 ) -> ApiRequest:
-    """Take or renew the lease as it was ``observed``: its version makes it a 409 if another writer was faster.
+    """Take or renew the lease as ``observed``; the server answers 409 if another writer was faster.
 
-    With the renewal go ``annotations`` that the lease has not; an empty text removes one.
+    Also writes ``annotations`` that differ from the lease's; an empty text removes one.
     """
     spec = _held(lease.holder, duration_seconds, now)
     if observed.holder != lease.holder:
         spec |= {"acquireTime": _micro_time(now), "leaseTransitions": observed.transitions + 1}
-    return _patch_version(lease, observed, spec, {HOLDER_URL_KEY: lease.url, **lease.says, **(annotations or {})})
+    return _patch_version(
+        lease, observed, spec, {HOLDER_URL_KEY: lease.url, **lease.annotations, **(annotations or {})}
+    )
 
 
 def annotate_lease(lease: LeaseName, observed: Lease, annotations: Mapping[str, str]) -> ApiRequest:
-    """Change annotations of a lease as it was ``observed``; a 409 if another writer was faster."""
+    """Change annotations of a lease as ``observed``; the server answers 409 if another writer was faster."""
     metadata: JsonObject = {"resourceVersion": observed.resource_version, "annotations": dict(annotations)}
     return ApiRequest("PATCH", lease.path, body={"metadata": metadata}, content_type=MERGE_PATCH)
 
 
 def release_lease(lease: LeaseName, observed: Lease, *, now: datetime, settled: bool = True) -> ApiRequest:
-    """Give the lease up, so that another need not wait until it expires.
+    """Release the lease, so that another candidate need not wait until it expires.
 
-    It has no holder then. If what the holder began may still take effect (not ``settled``), its name stays for one
-    second more: the next one then takes the lease over instead of having it handed over.
+    It has no holder then. If acts of the holder may still take effect (not ``settled``), its name stays for one more
+    second: the next holder then takes the lease instead of being handed it.
     """
     return _patch_version(lease, observed, _held("" if settled else lease.holder, 1, now), {HOLDER_URL_KEY: ""})
 
 
 def delete_lease(lease: LeaseName) -> ApiRequest:
-    """Delete a lease: its holder is uninstalled."""
+    """Delete a lease whose holder is uninstalled."""
     return ApiRequest("DELETE", lease.path)
 
 
 def write_config_map(namespace: str, name: str, key: str, data: bytes, *, version: str) -> ApiRequest:
-    """Write one key of a ConfigMap as it was read in ``version``, or create it if that is empty.
+    """Write one key of a ConfigMap that was read in ``version``, or create the ConfigMap if ``version`` is empty.
 
     The server answers 409 if another writer was faster, and 404 if the object is gone.
     """

@@ -1,4 +1,4 @@
-"""One machine's Neuron hardware as sysfs, /dev, /proc, the kernel log and cgroups show it."""
+"""One machine's Neuron hardware, read from sysfs, /dev, /proc, the kernel log and cgroups."""
 
 from neuron_plugin.hardware.device import GENERATIONS, SIMULATED_MARKER, Device, EccCounts, Generation, joined_by_device
 from neuron_plugin.hardware.inventory import EVERY_DEVICE, Inventory, MachinePaths, read_inventory

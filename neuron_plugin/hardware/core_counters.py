@@ -1,15 +1,14 @@
-"""What the driver counts about the work of each core, read often and therefore cheaply.
+"""The driver's counters of each core's work, read often and therefore cheaply.
 
 Two counters below ``neuron_coreK/stats`` say whether a core is used. ``other_info/nc_time_in_use/total`` adds up the
-microseconds of all executions. ``memory_usage/device_mem/total`` is what is allocated in device memory now
-(``present`` is the size of the last allocation). Source: Neuron driver 2.24.7, ``neuron_sysfs_metrics.c``, and the
-sysfs guide of SDK 2.32.
+microseconds of all executions. ``memory_usage/device_mem/total`` is the device memory allocated now (``present`` is the
+size of the last allocation). Source: Neuron driver 2.24.7, ``neuron_sysfs_metrics.c``, and the sysfs guide of SDK 2.32.
 
 Before driver 2.30.2 the time is added only when a process ends (``nsysfsmetric_nds_aggregate``, called from
-``neuron_ds_release_entry``): a job that trains for a week looks idle. So with an older driver the time is not known.
-Memory is exact with any driver.
+``neuron_ds_release_entry``): a job that trains for a week looks idle. So the time counts as unknown with an older
+driver. Memory is exact with any driver.
 
-Attributes that were moved (driver 2.31) are looked up by their name below the core, once.
+Attributes that driver 2.31 has moved are looked up once, by their name below the core.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ HAS_LIVE_TIME = (2, 30, 2)
 """The first driver whose ``nc_time_in_use`` counts while a process runs (release notes of SDK 2.32)."""
 
 _LONGEST_COUNT = 21
-"""Bytes of a 64-bit number and a newline; a longer text is none."""
+"""Bytes of a 64-bit number and a newline; a longer text is no count."""
 
 TIME_IN_USE = "other_info/nc_time_in_use"
 DEVICE_MEMORY = "memory_usage/device_mem"
@@ -33,24 +32,25 @@ DEVICE_MEMORY = "memory_usage/device_mem"
 
 @dataclass(frozen=True, slots=True)
 class CoreCounters:
-    """One physical core. None: this driver does not tell it, or it cannot be read now."""
+    """The counters of one physical core. None: the driver does not have the counter, or it cannot be read now."""
 
     busy_microseconds: int | None = None
     memory_bytes: int | None = None
 
 
 PhysicalCore = tuple[int, int]
-"""A device, and a core of it as sysfs counts them."""
+"""A device, and one of its cores as sysfs numbers them."""
 
 
 _MEMORY_TURNS = 4
-"""Memory changes seldom, so only a part of the cores is asked for it each time."""
+"""Memory changes seldom, so each time only one core in so many is read."""
 
 
 class CoreCounterReader:
-    """Reads the counters of one machine's cores. Files are opened each time: a descriptor would outlive a reload.
+    """Reads the counters of one machine's cores.
 
-    The memory of a core is that of one of the last four looks.
+    Files are opened each time: a descriptor would survive a reload of the driver. A core's memory is from one of the
+    last four reads.
     """
 
     def __init__(self, sysfs: Path) -> None:
@@ -75,12 +75,12 @@ class CoreCounterReader:
         return _read_count(self._paths.get((core, name)) or self._located(core, name))
 
     def _located(self, core: PhysicalCore, name: str) -> str:
-        """Where the counter is, which is kept once the core is there; its usual place if it is nowhere."""
+        """The path of the counter, cached once the core exists; the usual path if it is not found."""
         root = f"{self._class_dir}/neuron{core[0]}/neuron_core{core[1]}"
         path = f"{root}/stats/{name}/total"
         if not os.path.lexists(path):
             if not os.path.isdir(root):  # noqa: PTH112 - Path.is_dir raises on EACCES
-                return path  # the device is gone, or is still being made
+                return path  # the device is gone, or not complete yet
             moved = by_name(Path(root)).get(name.rpartition("/")[2])
             path = f"{moved}/total" if moved else path
         self._paths[core, name] = path
@@ -88,7 +88,7 @@ class CoreCounterReader:
 
 
 def _read_count(path: str) -> int | None:
-    """A counter's value, without the cost of a ``Path``, a file object or a pattern: there are hundreds."""
+    """A counter's value. There are hundreds, so no ``Path``, file object or pattern is made."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -1,8 +1,8 @@
-"""One Neuron device as sysfs and /dev show it at this moment: complete, skipped with a reason, or gone.
+"""One Neuron device as sysfs and /dev show it now: complete, skipped with a reason, or gone.
 
-What a device *is* (cores, links, product) must be known before it may be offered. A missing attribute makes the device
-incomplete; an unreadable one takes this device out and no other. Health attributes are optional: one that cannot be
-read is reported and does not take the device away from its users.
+Cores, links and product of a device must be known before it may be offered. A missing attribute makes the device
+incomplete; an unreadable one excludes this device only. Health attributes are optional: an unreadable one is reported,
+and the device stays offered.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ from neuron_plugin.hardware.sysfs import (
 from neuron_plugin.topology import MOST_DEVICES, DeviceId, InstanceType
 
 SIMULATED_MARKER = ".neuron-simulated"
-"""A file of this name in the directory of device nodes marks a simulated machine, where plain files are device nodes:
-making character devices takes root. A real /dev is root's, so no other user can put the marker there."""
+"""A file of this name in the directory of device nodes marks a simulated machine, where plain files are device nodes,
+because only root can make character devices. A real /dev belongs to root, so no other user can put the marker there."""
 
 ECC_COUNTERS = ("sram_ecc_uncorrected", "mem_ecc_uncorrected", "mem_ecc_repairable_uncorrected")
 """Below ``stats/hardware``, since driver 2.14.5. Not on Inf1."""
 CORE_ERROR_COUNTERS = ("hw_error", "hw_nc_ue_error", "hw_hbm_ue_error", "hw_dma_abort_error")
 
 HAS_CONNECTED_DEVICES = (2, 13, 4)
-"""The first driver that prints links: for an older one nothing is missing."""
+"""The first driver that prints links; an older driver may lack the attribute."""
 
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One product, as the driver names it. Cores are physical; a logical core size (LNC) is in physical cores.
+    """One product by the driver's name. Cores are physical; a logical core size (LNC) is in physical cores.
 
-    ``largest_logical_core_size`` is the runtime's limit, whatever divides the cores.
+    ``largest_logical_core_size`` is the runtime's limit.
     """
 
     device_name: str
@@ -80,27 +80,27 @@ GENERATIONS: Mapping[str, Generation] = {
         Generation("Trainium3", "Trn3", "NDv4", "NCv4", 8, 2, 8),
     )
 }
-"""By ``device_name``: ``NDv3`` is two products, and the driver's ``instance_type`` is a family, not an EC2 type. A name
-that is not here belongs to hardware newer than this package.
+"""By ``device_name``: ``NDv3`` is two products, and the driver's ``instance_type`` is a family, not an EC2 type. A
+missing name belongs to hardware that is newer than this package.
 
 Source: Neuron driver 2.24.7 and 2.25.4, ``info/architecture/*``; SDK documentation to 2.32 for LNC."""
 
 
 class NodeState(enum.StrEnum):
-    """What stands at ``/dev/neuronN``."""
+    """The state of ``/dev/neuronN``."""
 
     PRESENT = "present"
     ABSENT = "absent"
     NOT_A_DEVICE = "not a character device"
     STALE = "of another driver instance"
-    """A character device whose numbers are not the driver's: left from before a reload."""
+    """A character device without the driver's numbers, left from before a reload."""
 
 
 @dataclass(frozen=True, slots=True)
 class EccCounts:
     """Errors in memory since the last power cycle (a module reload keeps them).
 
-    ``repairable`` ones are mended by the next reset. Before driver 2.28 some of those are counted as ``memory``.
+    ``repairable`` errors are repaired by the next reset. Before driver 2.28 some of them are counted as ``memory``.
     """
 
     sram: int = 0
@@ -110,10 +110,10 @@ class EccCounts:
 
 @dataclass(frozen=True, slots=True)
 class CoreErrors:
-    """How often work on one physical core ended in a hardware error, since the driver was loaded.
+    """Hardware errors of work on one physical core since the driver was loaded.
 
-    Named as the driver names them, below ``neuron_coreK/stats/status``. They can be zeroed by writing to them.
-    ``reset_fail_count``, below ``other_info``, counts the failed resets of the device, alike on all of its cores.
+    Fields have the driver's names below ``neuron_coreK/stats/status``. Writing to such a file sets it to 0.
+    ``reset_fail_count``, below ``other_info``, counts failed resets of the device, equal on all of its cores.
     """
 
     core: int
@@ -126,7 +126,7 @@ class CoreErrors:
 
 @dataclass(frozen=True, slots=True)
 class HealthReadings:
-    """A device's health attributes. None or empty: there is no such attribute, or it cannot be read now.
+    """A device's health attributes. None or empty: the attribute is missing or cannot be read now.
 
     ``status_counts`` are the counters below ``health_status`` (driver 2.28), by file name.
     """
@@ -142,8 +142,8 @@ class HealthReadings:
 class Device:
     """One device that is completely known.
 
-    ``id`` is N of ``/dev/neuronN``. ``cores`` is physical. ``connected`` is what the driver prints, which is nothing
-    for every device while one chip of the machine is missing. ``problems`` are attributes that could not be used.
+    ``id`` is N of ``/dev/neuronN``. ``cores`` is physical. ``connected`` are the links that the driver prints: none for
+    any device while a chip of the machine is missing. ``problems`` are attributes that could not be used.
     """
 
     id: DeviceId
@@ -159,9 +159,9 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class SkippedDevice:
-    """A device that the driver lists and that is not offered. ``reason`` names the file and what it reads.
+    """A device that the driver lists and that is not offered. ``reason`` names the file and its text.
 
-    ``incomplete``: the driver has not made all its attributes yet, so it is worth reading again soon.
+    ``incomplete``: the driver has not made all its attributes yet, so it should be read again soon.
     """
 
     id: DeviceId
@@ -173,7 +173,7 @@ _DEVICE = re.compile(r"\bneuron(\d+)\b")
 
 
 def joined_by_device(texts: Iterable[str]) -> list[str]:
-    """Texts that say the same of several devices as one, with their ids as ranges: ``neuron0-3 is skipped``."""
+    """Joins texts that differ only in the device, with ids as ranges: ``neuron0-3 is skipped``."""
     by_text: dict[str, set[int]] = {}
     for text in texts:
         ids = set(map(int, _DEVICE.findall(text)))
@@ -191,10 +191,10 @@ def read_device(
     known: InstanceType | None,
     driver: DriverVersion | None = None,
 ) -> Device | SkippedDevice | None:
-    """The device, or why it is skipped, or None where it vanished meanwhile.
+    """The device, or why it is skipped, or None if it vanished meanwhile.
 
-    ``known`` is the machine's instance type, where it is a known one, and ``driver`` the driver's version, where it can
-    be read. An attribute that this version cannot have is not missing. ``settled``: see ``read_inventory``.
+    ``known`` is the machine's instance type, if known, and ``driver`` the driver's version, if readable. Attributes
+    that this version does not have may be missing. ``settled``: see ``read_inventory``.
     """
     tree = sysfs.device(device)
     if device >= MOST_DEVICES:
@@ -206,12 +206,12 @@ def read_device(
         incomplete = (error.missing or error.empty) and not settled
         reason = f"{error}; the driver is still making its attributes" if incomplete else str(error)
         reading = SkippedDevice(device, reason, incomplete=incomplete)
-    # Checked last: between listing and reading the driver may have taken the device away.
+    # Checked last: the driver may have removed the device between listing and reading.
     return reading if os.path.isdir(tree.path) else None  # noqa: PTH112 - Path.is_dir raises on EACCES
 
 
 def node_state(sysfs: Sysfs, dev: Path, device: DeviceId) -> NodeState:
-    """What stands at ``dev/neuronN``, by its kind and numbers; it is never opened (that would wait for a reset)."""
+    """The state of ``dev/neuronN``, by its kind and numbers; never opened, because that would wait for a reset."""
     try:
         node = (dev / f"neuron{device}").stat()
     except OSError:
@@ -222,12 +222,12 @@ def node_state(sysfs: Sysfs, dev: Path, device: DeviceId) -> NodeState:
     try:
         numbers = sysfs.numbers(device)
     except SysfsError:
-        return NodeState.PRESENT  # a node of the right kind and name; nothing to compare it with
+        return NodeState.PRESENT  # kind and name are right, numbers cannot be compared
     return NodeState.PRESENT if numbers == (os.major(node.st_rdev), os.minor(node.st_rdev)) else NodeState.STALE
 
 
 class _Reading:
-    """One pass over a device's attributes; ``problems`` collects what could not be used on the way."""
+    """One pass over a device's attributes; ``problems`` collects unusable ones."""
 
     def __init__(self, tree: DeviceTree, *, settled: bool) -> None:
         self.tree = tree
@@ -268,7 +268,10 @@ class _Reading:
         )
 
     def health(self, cores: Sequence[int]) -> HealthReadings:
-        """All health attributes; ``reset`` is made with the required ones, so without it they are not complete."""
+        """All health attributes.
+
+        The driver makes ``reset`` with the required ones, so without it the device is incomplete.
+        """
         try:
             reset = self.tree.read("reset", parse_reset)
         except SysfsError as error:
@@ -286,7 +289,7 @@ class _Reading:
                 by_name = zip((*CORE_ERROR_COUNTERS, "reset_fail_count"), counts, strict=True)
                 core_errors.append(CoreErrors(core, **dict(by_name)))
         if len(self.problems) > problems:
-            core_errors = []  # they are added up, and the sum must not fall because one cannot be read just now
+            core_errors = []  # they are summed, and the sum must not fall because one is unreadable for a moment
         components = f"{HEALTH_STATUS}/{UNHEALTHY_COMPONENTS}"  # since driver 2.30.2
         return HealthReadings(
             reset=reset,
@@ -297,7 +300,7 @@ class _Reading:
         )
 
     def counts(self, paths: Sequence[Path]) -> list[int]:
-        """Counters that belong together: 0 for one this driver does not have, none at all if one fails just now."""
+        """Counters that belong together: 0 for one that the driver does not have, empty if one is unreadable now."""
         problems = len(self.problems)
         counts = [read_or(partial(read_attribute, path, parse_counter), None, self.problems) for path in paths]
         if len(self.problems) > problems or all(count is None for count in counts):
@@ -305,7 +308,7 @@ class _Reading:
         return [count or 0 for count in counts]
 
     def status_counts(self) -> Iterator[tuple[str, int]]:
-        """Error counters of ``health_status``. Their names are unpublished: files that are no counters are skipped."""
+        """Error counters of ``health_status``. Names are unpublished, so files that are no counters are skipped."""
         directory = self.tree.located(HEALTH_STATUS)
         for name in read_or(partial(names_in, directory), list[str](), self.problems):
             if name != UNHEALTHY_COMPONENTS and counts_errors(name):
@@ -315,7 +318,7 @@ class _Reading:
                     continue
 
     def required(self, usual: str, parse: Callable[[str], Value], assumed: Value | None) -> Value:
-        """An attribute that the device cannot be offered without; once settled, ``assumed`` replaces a missing one."""
+        """An attribute that an offered device must have; once settled, ``assumed`` replaces a missing one."""
         try:
             return self.tree.read(usual, parse)
         except SysfsError as error:

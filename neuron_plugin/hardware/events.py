@@ -1,8 +1,8 @@
-"""When to read the hardware again, and the inventory that follows from it: a new one whenever something changed.
+"""Decides when to read the hardware again, and yields a new inventory whenever something has changed.
 
-Reading is the truth; events only make it happen sooner. The kernel sends a uevent when a device comes or goes (pyudev's
-source ``kernel``: source ``udev`` gives nothing where no udevd runs, as in a container). Uevents may be absent or lost
-(a user namespace, an overrun, no libudev), and neither a reset nor an error counter sends one; rescans find those.
+Only reading counts; events make it happen sooner. The kernel sends a uevent when a device comes or goes (pyudev's
+source ``kernel``, because source ``udev`` needs udevd, which does not run in a container). Uevents may be absent or
+lost (a user namespace, an overrun, no libudev), and resets and error counters send none; rescans find such changes.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ logger = logging.getLogger(__name__)
 SUBSYSTEM = "neuron_device"
 
 _UEVENTS_PER_TURN = 100
-"""Other tasks run after so many, some milliseconds: during a storm the socket is never empty."""
+"""After so many, some milliseconds, other tasks run: during a storm the socket is never empty."""
 _REST_SECONDS = 0.2
-"""Between two reads, however many uevents come. The first after that is followed at once."""
+"""The least pause between two reads, however many uevents come. A uevent after that is followed at once."""
 
 
 async def open_uevents(changed: asyncio.Event, *, reopen_seconds: float = 1.0) -> Uevents:
-    """Set ``changed`` for each uevent of a Neuron device from now on. ``problem`` says why that is not possible.
+    """Set ``changed`` for each uevent of a Neuron device from now on.
 
-    A socket that overran is opened again after ``reopen_seconds``: during a storm it would overrun again at once.
+    ``problem`` of the result says why that is not possible. After an overrun the socket is opened again after
+    ``reopen_seconds``: during a storm it would overrun again at once.
 
-    Call before the first read, so that nothing in between is missed. Finding libudev forks a child process, so call
-    before a gRPC channel exists, too.
+    Call it before the first read, so that no change is missed, and before a gRPC channel exists, because finding
+    libudev forks a child process.
     """
     try:
         return Uevents(changed, await asyncio.to_thread(_started_monitor), reopen_seconds)
@@ -52,7 +53,7 @@ class Uevents:
     def __init__(
         self, changed: asyncio.Event, monitor: pyudev.Monitor | None, reopen_seconds: float, problem: str = ""
     ) -> None:
-        """Listen to ``monitor``, which has been started. ``problem`` says why there is none."""
+        """Listen to ``monitor``, which is started already. ``problem`` says why there is none."""
         self.problem = problem
         self._changed = changed
         self._reopen_seconds = reopen_seconds
@@ -63,7 +64,7 @@ class Uevents:
             self._loop.add_reader(monitor.fileno(), self._receive, monitor)
 
     def close(self) -> None:
-        """Stop listening. Harmless when repeated."""
+        """Stop listening. May be called again."""
         if self._monitor is not None:
             self._loop.remove_reader(self._monitor.fileno())
             self._monitor = None
@@ -130,15 +131,15 @@ class ReadInventory(Protocol):
 
 
 class InventoryWatcher:
-    """Reads one machine for as long as ``changes`` is iterated over.
+    """Reads one machine while ``changes`` is iterated.
 
-    Right after a device appeared its attributes may still be missing: it is read again with growing pauses, and once it
-    had its time it is taken as it is. Reading happens in a thread, because an attribute may come from firmware (Inf1's
-    links: up to 60 s).
+    The attributes of a new device may still be missing: it is read again with growing pauses, and taken as it is after
+    ``settle_seconds``. Reading happens in a thread, because firmware may provide an attribute (Inf1's links: up to 60
+    s).
     """
 
     def __init__(self, read: ReadInventory, changed: asyncio.Event, periods: WatchPeriods | None = None) -> None:
-        """``changed`` is set by the source of events, and cleared here."""
+        """The source of events sets ``changed``, and this clears it."""
         self._read = read
         self._changed = changed
         self._periods = periods or WatchPeriods()
@@ -150,11 +151,11 @@ class InventoryWatcher:
         while True:
             now = loop.time()
             try:
-                # Without a deadline: a read that hangs in the driver cannot be abandoned, only doubled.
+                # No deadline: a read that hangs in the driver cannot be cancelled, only started twice.
                 inventory = await asyncio.to_thread(self._read, settled=self._settling.settled(now))
                 self._settling.note(inventory, now)
             except Exception as error:
-                # Whatever it is, the daemon goes on with what it knew.
+                # After any error the daemon goes on with the last inventory.
                 logger.exception("the hardware cannot be read, keeping the last inventory")
                 inventory = last or Inventory(absence=f"the hardware cannot be read: {error}")
             rested_at = loop.time() + _REST_SECONDS
@@ -173,7 +174,7 @@ class InventoryWatcher:
 
 
 class Settling:
-    """How long each incomplete device is waited for, and so how soon to read again."""
+    """Counts how long each incomplete device has been waited for, and decides how soon to read again."""
 
     def __init__(self, periods: WatchPeriods) -> None:
         self._periods = periods
@@ -181,17 +182,17 @@ class Settling:
         self._retry_seconds = periods.first_retry_seconds
 
     def settled(self, now: float) -> frozenset[DeviceId]:
-        """Devices that had their time."""
+        """Devices that have been waited for long enough."""
         return frozenset(device for device, until in self._until.items() if now >= until)
 
     def note(self, inventory: Inventory, now: float) -> None:
-        """Learn which devices are incomplete, and forget those that are gone."""
+        """Note the incomplete devices, and forget those that are gone."""
         listed = {*inventory.device_ids, *(device.id for device in inventory.skipped)}
         waiting = (self.settled(now) & listed) | inventory.incomplete
         self._until = {device: self._until.get(device, now + self._periods.settle_seconds) for device in waiting}
 
     def retry_soon(self) -> None:
-        """After an event, begin again with the shortest pause."""
+        """After an event, start again with the shortest pause."""
         self._retry_seconds = self._periods.first_retry_seconds
 
     def pause(self, now: float) -> float:
@@ -205,7 +206,7 @@ class Settling:
 
 
 def _log_change(last: Inventory | None, inventory: Inventory) -> None:
-    """Log what is new since ``last``, each change once; a device that is still being made is no problem yet."""
+    """Log each change since ``last`` once; an incomplete device is no problem yet."""
     if last is None or inventory.absence != last.absence:
         if inventory.absence:
             logger.warning("no Neuron device to offer", extra={"reason": inventory.absence})

@@ -1,7 +1,7 @@
-"""Signals of a device's health: what one read of the hardware shows, in words for the operator.
+"""Signals of a device's health in one read of the hardware, in words for the operator.
 
-Nothing is remembered and nothing is decided here. The plugin's health rules add a memory and a clock to these
-observations (errors that rise, hold times, flapping, accepted errors), and say which signal has which consequence.
+Nothing is remembered or decided here. The plugin's health rules add memory and time to these observations (rising
+errors, hold times, flapping, accepted errors), and define the consequence of each signal.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _HAVE_ECC_COUNTERS = frozenset(GENERATIONS) - {"Inferentia"}
 class Signal(enum.StrEnum):
     """What can be wrong with a device, worst first.
 
-    ``meaning`` is for the reference of settings. What is ``counted``, by sysfs or of pods, says nothing while it cannot
-    be read, so its condition stays as it is.
+    ``meaning`` is for the reference of settings. A ``counted`` signal is a counter, in sysfs or of pods. While it
+    cannot be read, its condition does not change.
     """
 
     meaning: str
     counted: bool
 
     def __new__(cls, value: str, meaning: str = "", counted: bool = False) -> Self:  # noqa: FBT001, FBT002 - members
-        """A signal under the name that settings, metrics and records have."""
+        """Make a signal; ``value`` is its name in settings, metrics and records."""
         signal = str.__new__(cls, value)
         signal._value_, signal.meaning, signal.counted = value, meaning, counted
         return signal
@@ -76,18 +76,18 @@ class Severity(enum.IntEnum):
     WARNING = 1
     """Reported; the device is handed out."""
     PASSING = 2
-    """Seen, but not for long enough to count: a container has to wait, the device stays offered."""
+    """Seen, but not yet for long enough: a container has to wait, the device stays offered."""
     UNHEALTHY = 3
     """Not handed out until the cause is gone; pods that have the device keep it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One signal as it is seen now.
+    """One signal as it is observed now.
 
-    ``part`` distinguishes several of one signal (a component, a firmware counter). A counter has its ``count`` and is
-    observed at 0, too; ``text`` then names one of what is counted, and ``where`` follows it. What is no counter is
-    observed only while it is wrong.
+    ``part`` distinguishes several observations of one signal (a component, a firmware counter). A counter has a
+    ``count`` and is observed at 0, too; its ``text`` names one counted error, and ``where`` follows it. Other signals
+    are observed only while something is wrong.
     """
 
     signal: Signal
@@ -98,11 +98,11 @@ class Observation:
 
     @property
     def label(self) -> str:
-        """What the signal is remembered under."""
+        """The key under which the signal is remembered."""
         return f"{self.signal.value}/{self.part}" if self.part else self.signal.value
 
     def worded(self, accepted: int = 0) -> str:
-        """In words for the operator; ``accepted`` errors are old ones."""
+        """The observation in words for the operator; ``accepted`` is the number of old errors."""
         if self.count is None:
             return self.text
         counted = f"{self.count} {self.text}{'' if self.count == 1 else 's'}{self.where}"
@@ -120,7 +120,7 @@ class Symptom:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Everything found on one device, worst first. No finding: nothing is wrong."""
+    """All findings on one device, worst first; empty if nothing is wrong."""
 
     findings: tuple[Symptom, ...] = ()
 
@@ -131,7 +131,7 @@ class Verdict:
 
     @property
     def lasting(self) -> Verdict:
-        """Without what ends by itself."""
+        """The verdict without findings that pass by themselves."""
         return Verdict(tuple(finding for finding in self.findings if finding.severity is not Severity.PASSING))
 
     @property
@@ -146,7 +146,7 @@ class Verdict:
 
 
 def observe(device: Device) -> Iterator[Observation]:
-    """All that one read shows of a device's health: every counter, and whatever else is wrong."""
+    """All observations in one read of a device: every counter, and every fault."""
     readings = device.health
     if device.node is not NodeState.PRESENT:
         yield Observation(Signal.NODE, f"/dev/neuron{device.id} is {device.node}", part=device.node.value)
@@ -174,14 +174,14 @@ def observe(device: Device) -> Iterator[Observation]:
 
 
 def unreadable(device: Device) -> frozenset[Signal]:
-    """Signals that this read says nothing about, which does not mean that all is well."""
+    """Signals that could not be read, which does not mean that all is well."""
     readings = device.health
     unknown = {Signal.RESETTING, Signal.RESET_FAILED} if readings.reset is None else set[Signal]()
     return frozenset(unknown | ({Signal.COMPONENTS} if readings.unhealthy_components is None else set()))
 
 
 def blind_spots(inventory: Inventory) -> str:
-    """What every driver shows to root, and these devices do not; empty where nothing is hidden."""
+    """Attributes that every driver shows to root and these devices do not, as text; empty if all are there."""
     driver, problems = inventory.driver_version, []
     if blind := [f"neuron{device.id}" for device in inventory.devices if device.health.reset is None]:
         problems.append(f"the reset state of {', '.join(blind)} cannot be read: it takes root")

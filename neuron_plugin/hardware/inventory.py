@@ -1,8 +1,8 @@
 """One machine's Neuron hardware, read once.
 
-Pure reading: nothing is kept, retried or waited for between two reads (``events`` does that), and nothing found in
-sysfs or /dev is an error of ours. A device is either known completely or skipped with a reason, so a half-known one is
-never offered. A machine without driver or devices is an inventory that says so.
+Only reads: nothing is kept, retried or waited for between two reads (``events`` does that), and no content of sysfs or
+/dev raises an error. A device is either completely known or skipped with a reason, so an incomplete one is never
+offered. A machine without driver or devices gives an inventory that says so.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from neuron_plugin.hardware.sysfs import (
 from neuron_plugin.topology import MOST_DEVICES, Catalogue, DeviceId, catalogue
 
 EVERY_DEVICE = frozenset(DeviceId(device) for device in range(MOST_DEVICES))
-"""For a single read: no device is given more time, what is known is what counts."""
+"""For a single read: devices get no more time, incomplete ones are taken as they are."""
 
 LOGICAL_NC_CONFIG = Path("opt/aws/neuron/logical_nc_config")
 ENVIRONMENT_KEYS = ("NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE")
-"""Where the runtime reads the logical core size, newer name first."""
+"""The variables with which the runtime sets the logical core size, newer name first."""
 _COMMENT = re.compile(r"#.*")
 _ASSIGNMENT = re.compile(r"""^\s*(?:export\s+)?NEURON_LOGICAL_NC_CONFIG\s*=\s*["']?(.*?)["']?\s*$""", re.MULTILINE)
 
@@ -43,16 +43,16 @@ ELECTED = {
     "serverId4": "server_id_4",
     "nodeId4": "node_id_4",
 }
-"""What the driver elects about UltraServers of two and of four nodes: our names and the class attributes.
+"""The driver's elected values for UltraServers of two and of four nodes: our names and the class attributes.
 
-Where devices are linked by a switch (Trn3pds), nothing is elected: ``reservation_id`` and ``node_id`` say the same.
+If devices are linked by a switch (Trn3pds), there is no election: ``reservation_id`` and ``node_id`` have the values.
 """
 _NOT_ELECTED = frozenset({"", "0000000000000000", "-1", "busy"})
 
 
 @dataclass(frozen=True, slots=True)
 class MachinePaths:
-    """Where to read this machine's sysfs, device nodes and host-wide LNC file."""
+    """The paths of this machine's sysfs, device nodes and host-wide LNC file."""
 
     sysfs: Path = Path("/sys")
     dev: Path = Path("/dev")
@@ -66,7 +66,7 @@ class MachinePaths:
 
 @dataclass(frozen=True, slots=True)
 class LogicalCoreSize:
-    """Physical cores per logical core (LNC), which source set it, and what was ignored on the way."""
+    """Physical cores per logical core (LNC), the source of the value, and ignored settings."""
 
     size: int
     source: str
@@ -77,9 +77,9 @@ class LogicalCoreSize:
 class Inventory:
     """One snapshot of a machine's Neuron hardware. Devices ascend by id and may have gaps.
 
-    All devices have the same number of cores: one that differs from most is among the skipped.
-    ``instance_type`` is the EC2 type by DMI, empty if this is none. ``ultraserver`` has this node's ids by the names
-    of ``ELECTED``. ``absence`` says why there is no device at all, and is empty where there is one.
+    All devices have the same number of cores: a device that differs from most is skipped. ``instance_type`` is the EC2
+    type by DMI, empty on other machines. ``ultraserver`` has this node's ids by the names of ``ELECTED``. ``absence``
+    says why there is no device at all, and is empty if there is one.
     """
 
     devices: tuple[Device, ...] = ()
@@ -103,12 +103,12 @@ class Inventory:
 
     @property
     def physical_cores_per_device(self) -> int:
-        """As sysfs counts them; 0 without a device."""
+        """Physical cores of a device, as in sysfs; 0 without a device."""
         return self.devices[0].cores if self.devices else 0
 
     @property
     def cores_per_device(self) -> int:
-        """Logical cores of a device, as Kubernetes and the runtime count them; 0 without a device."""
+        """Logical cores of a device, which Kubernetes and the runtime count; 0 without a device."""
         return self.physical_cores_per_device // self.logical_core_size.size
 
     @property
@@ -129,12 +129,12 @@ def read_inventory(
     settled: Container[DeviceId] = (),
     types: Catalogue | None = None,
 ) -> Inventory:
-    """Read the machine. Never raises for what it finds, and never writes.
+    """Read the machine. It never raises an error for what it reads, and never writes.
 
-    The driver makes a device's attributes after announcing the device. One without all of them is skipped as
-    incomplete, unless it is among ``settled``: then the wait is over, and what is still missing is taken from the
-    instance type. What a driver of this version cannot have (``connected_devices`` before 2.13.4) is not waited for.
-    ``environ`` is where LNC may be set, nothing by default; ``types`` are the instance types known by name.
+    The driver makes a device's attributes after announcing the device. A device without all of them is skipped as
+    incomplete, unless it is in ``settled``: then missing ones are taken from the instance type. Attributes that this
+    driver version does not have (``connected_devices`` before 2.13.4) are not waited for. ``environ`` may set LNC, and
+    is empty by default; ``types`` are the known instance types by name.
     """
     sysfs = Sysfs(paths.sysfs)
     problems: list[str] = []
@@ -155,7 +155,7 @@ def read_inventory(
     kinds = {device.id: f"{device.device_name or 'unnamed'} with core_count {device.cores}" for device in complete}
     usual = Counter(kinds.values()).most_common(1)[0][0] if kinds else ""
     devices = tuple(device for device in complete if kinds[device.id] == usual)
-    # Core ids are device * cores + k, so one device with another number of cores would move the ids of all.
+    # Core ids are device * cores + k, so a device with another number of cores would change all ids.
     reason = "neuron{} is {}, most devices here are {}"
     odd = [
         SkippedDevice(device_id, reason.format(device_id, kind, usual))
@@ -193,13 +193,14 @@ def read_inventory(
 def choose_logical_core_size(
     device_name: str, cores: int, nominal: int, environ: Mapping[str, str], host_file: str
 ) -> LogicalCoreSize:
-    """The logical core size in force, of a product with so many physical ``cores`` a device.
+    """The logical core size in force, for a product with so many physical ``cores`` per device.
 
-    sysfs counts physical cores; Kubernetes, the runtime and all our ids count logical ones, so this number decides what
-    an id means. Sources in order: the environment, ``host_file``, the product's default, and for a product that is not
-    known ``nominal``, the instance type's. ``host_file`` is the text of ``/opt/aws/neuron/logical_nc_config``, such as
-    ``NEURON_LOGICAL_NC_CONFIG=1``; empty where there is none. Legal is a power of two that divides ``cores`` and that
-    the runtime allows: it would refuse ids by any other size, so an illegal value is ignored and reported.
+    sysfs counts physical cores; Kubernetes, the runtime and all our ids count logical cores, so this number decides
+    what an id means. Sources in order: the environment, ``host_file``, the product's default, and for an unknown
+    product ``nominal``, the default of the instance type. ``host_file`` is the text of
+    ``/opt/aws/neuron/logical_nc_config``, such as ``NEURON_LOGICAL_NC_CONFIG=1``; empty if the file is missing. A legal
+    value is a power of two that divides ``cores`` and that the runtime allows. The runtime refuses ids by any other
+    size, so an illegal value is ignored and reported.
     """
     if not cores:
         return LogicalCoreSize(1, "no device present")
@@ -223,9 +224,9 @@ def choose_logical_core_size(
 
 
 def read_ultraserver(sysfs: Sysfs) -> dict[str, str]:
-    """The ids of this node in its UltraServer; empty where it is in none, or while the election runs.
+    """The ids of this node in its UltraServer; empty if it is in none, or while the election runs.
 
-    The driver elects it over the links between servers and prints ``busy`` meanwhile (up to 600 s). ``mode`` is its
+    The drivers elect them over the links between servers and print ``busy`` meanwhile (up to 600 s). ``mode`` is the
     list of possible modes, such as ``1,3,4``; it differs between versions and is kept as read. Source: Neuron driver
     2.24.7, class attributes.
     """
@@ -237,7 +238,10 @@ def read_ultraserver(sysfs: Sysfs) -> dict[str, str]:
 
 
 def _elected(sysfs: Sysfs, attribute: str) -> str:
-    """A class attribute; empty where there is none or it names nothing. None of them decides what is handed out."""
+    """A class attribute; empty if it is missing or has no value.
+
+    These attributes never affect which devices are handed out.
+    """
     with suppress(SysfsError):  # other products have other files
         text = read_attribute(sysfs.class_dir / attribute, parse_elected)
         return "" if text in _NOT_ELECTED else text
@@ -245,9 +249,9 @@ def _elected(sysfs: Sysfs, attribute: str) -> str:
 
 
 def _reserved_ids(modes: list[str], reservation: str, node: int) -> dict[str, str]:
-    """The ids by ``ELECTED`` of a node in a reservation of two or of four, whose size only the modes tell.
+    """The ids by ``ELECTED`` of a node in a reservation of two or four nodes; the modes say which.
 
-    Mode 1 is for four nodes, 2 and 3 are for two. Of four, nodes 0 and 1 stand in one rack, 2 and 3 in the other
+    Mode 1 is for four nodes, modes 2 and 3 are for two. Of four, nodes 0 and 1 are in one rack, 2 and 3 in the other
     (driver 2.27.4). So these are the pairs; the driver has no id for a pair. AWS reads the same files in its
     k8s-ultraserver-init-script.sh (SDK 2.32).
     """

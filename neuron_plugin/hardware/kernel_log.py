@@ -1,20 +1,20 @@
 """Hardware errors that the Neuron runtime writes into the kernel log.
 
-The runtime has the driver print ``NEURON_HW_ERR=<kind>``. The one documented form goes on with ``nd-id=0 nc-id=0
-serial-num=19fcda00f5ff6eb9``: the serial number names the device. ``nd-id`` does not, as a runtime in a container
-counts from the first device that it was given. In a line without a serial number, a device's number is looked for in
-every way the driver and its tools write one. A line without any may mean any device.
+The runtime makes the driver print ``NEURON_HW_ERR=<kind>``. The documented form continues with ``nd-id=0 nc-id=0
+serial-num=19fcda00f5ff6eb9``: the serial number identifies the device. ``nd-id`` does not, as a runtime in a container
+numbers devices from the first one that it has. A line without a serial number is searched for a device number in all
+forms that the driver and its tools use. A line without either may mean any device.
 
-Lines can be forged. The kernel marks whatever a process writes into ``/dev/kmsg`` as a user's (its facility is never 0:
-``kernel/printk/printk.c``, ``devkmsg_write``), and such a line is ignored unless ``trust-user-messages`` is set. A
-process that may open a Neuron device can still have the driver print anything about any device. So the health rules say
-what a line may cause.
+Lines can be forged. The kernel gives lines that a process writes into ``/dev/kmsg`` a user's facility, never 0
+(``kernel/printk/printk.c``, ``devkmsg_write``). Such a line is ignored unless ``trust-user-messages`` is set. A process
+that may open a Neuron device can still make the driver print anything about any device. So the health rules limit the
+consequences of a line.
 
-The log is read by syslog(2), every few seconds. That needs no device: no container runtime lets an unprivileged
+The log is read by syslog(2), every few seconds. That needs no device node: no container runtime lets an unprivileged
 container open ``/dev/kmsg`` (1:11). CAP_SYSLOG is enough for the call, and with it the default seccomp profiles of
-containerd, CRI-O and Docker allow it. The call has no cursor and gives the whole ring each time, so what is new is
-found by comparing. Nothing is ever written or cleared here. A simulated machine's log is a plain file of records as
-``/dev/kmsg`` gives them, read in the same way.
+containerd, CRI-O and Docker allow it. The call has no cursor and returns the whole ring each time, so new lines are
+found by comparison. Nothing is ever written or cleared. A simulated machine's log is a plain file of records in the
+form of ``/dev/kmsg``, read in the same way.
 
 Source: kernel ABI document ``dev-kmsg``; ``kernel/printk/printk.c``, ``do_syslog`` and ``info_print_prefix``; the SDK's
 troubleshooting guide for the runtime; patterns of NPD and EKS's monitoring agent.
@@ -58,7 +58,7 @@ _DEVICE = re.compile(
 _SERIAL = re.compile(r"(?<![a-z0-9_-])serial-num=([0-9a-f]{1,32})(?![a-z0-9_])", re.IGNORECASE)
 
 NO_PROOF = frozenset({"HANG_ON_COLLECTIVES"})
-"""Kinds that something other than this machine's hardware may cause; the vendor stopped watching for this one."""
+"""Kinds that may have other causes than this machine's hardware; the vendor has stopped watching for this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,10 @@ class KernelRecord:
 
 @dataclass(frozen=True, slots=True)
 class KernelError:
-    """A hardware error of a ``kind`` such as ``DMA_ERROR``. No ``devices`` and no ``serial_number``: none is named."""
+    """A hardware error of a ``kind`` such as ``DMA_ERROR``.
+
+    Without ``devices`` and ``serial_number`` it names no device.
+    """
 
     at: float
     kind: str
@@ -82,7 +85,7 @@ class KernelError:
 
     @property
     def proves(self) -> bool:
-        """Whether it names devices and can only be about hardware."""
+        """Whether it names devices and can only come from their hardware."""
         return bool(self.devices or self.serial_number) and self.kind not in NO_PROOF
 
 
@@ -105,14 +108,14 @@ class KernelLog:
     """One kernel log from its oldest record on. ``problem`` says why it cannot be read now; empty while it can."""
 
     def __init__(self, path: Path = _KMSG, periods: LogPeriods = PERIODS) -> None:
-        """A plain file at ``path`` is a simulated machine's log; ``/dev/kmsg`` means the kernel's, by syslog(2)."""
+        """``path`` is the plain file of a simulated machine; ``/dev/kmsg`` means the kernel's log, by syslog(2)."""
         self._path = path
         self._periods = periods
         self._new_lines = NewLines()
         self.problem = ""
 
     async def news(self) -> AsyncIterator[tuple[KernelError, ...]]:
-        """New errors, at once and then whenever there are some, or ``problem`` has changed. Endless."""
+        """Yield new errors at once, then whenever there are some or ``problem`` has changed. Endless."""
         first = True
         while True:
             problem, by_syslog = "", self._path == _KMSG
@@ -161,23 +164,23 @@ def read_syslog() -> bytes:
 
 
 class NewLines:
-    """Finds what was logged between one read of a log and the next.
+    """Finds the lines that were logged between two reads of a log.
 
-    A ring only loses its oldest lines and gains new ones, whether it wraps around or is cleared. This read begins with
-    some end of the last one: what follows on the longest such end is new. Where printk's times are off, one case cannot
-    be recognised: after a clearing, a line with the very text of the last one before it passes for that one.
+    A ring only loses its oldest lines and gains new ones, whether it wraps around or is cleared. So a read begins with
+    an end part of the last read, and the lines after the longest such part are new. Without printk's times one case
+    cannot be recognised: the first line after a clearing has the same text as the last line before it.
     """
 
     def __init__(self) -> None:
         self._last: list[bytes] | None = None
 
     def records(self, text: bytes, now: float) -> list[KernelRecord]:
-        """What is new in ``text``, at ``now`` in seconds of CLOCK_MONOTONIC.
+        """The new lines of ``text``; ``now`` is in seconds of CLOCK_MONOTONIC.
 
-        Lines without a time are dated ``now``. Those of the first read are left out: they may be days old, and a fault
-        of days ago must not be news each time that this process starts.
+        Lines without a time are dated ``now``. In the first read they are left out: they may be days old, and an old
+        fault must not be news each time this process starts.
         """
-        complete = text.split(b"\n")[:-1]  # the last may still be written, the first may have lost its beginning
+        complete = text.split(b"\n")[:-1]  # the last line may be incomplete, the first may have lost its beginning
         lines = [line for line in complete if _SYSLOG_LINE.match(line) or _RECORD.match(line)]
         last, self._last = self._last, lines
         if last is None:
@@ -195,12 +198,12 @@ def parse_line(line: bytes, now: float | None) -> KernelRecord | None:
         at = int(match[2]) / 1e6
     if match is None or at is None:
         return None
-    by_kernel = int(match[1]) >> _FACILITY_BITS == _KERNEL_FACILITY  # what a process writes has another facility
+    by_kernel = int(match[1]) >> _FACILITY_BITS == _KERNEL_FACILITY  # lines of a process have another facility
     return KernelRecord(at, match[3].decode("utf-8", "backslashreplace"), by_kernel)
 
 
 def parse_error(record: KernelRecord) -> KernelError | None:
-    """The hardware error that a message reports, if it does."""
+    """The hardware error in a message; None if there is none."""
     match = _ERROR.search(record.text)
     if match is None:
         return None

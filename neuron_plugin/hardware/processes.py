@@ -1,13 +1,14 @@
 """Processes that use devices (by /proc), and whether a pod still has a process (by cgroups).
 
 Devices are compared by their numbers, not by path: inside a container the host's ``/dev/neuron5`` may be called
-``/dev/neuron0``. What cannot be seen is reported, not guessed. Without the host's PID namespace, or without the right
-to look into other users' processes (CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH), an empty answer means nothing.
+``/dev/neuron0``. Unreadable processes are reported. Without the host's PID namespace, or without the right to inspect
+other users' processes (CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH), an empty answer means nothing.
 
-A pod that has ended may still use its devices until no process of its cgroup is left, also one that has not opened a
-device yet. That takes the host's ``/sys/fs/cgroup``, read-only, and no capability. The kubelet names a pod's cgroup
-after its UID (``pkg/kubelet/cm``): ``kubepods-burstable.slice/kubepods-burstable-pod<uid>.slice`` with the systemd
-driver ("_" for "-"), ``kubepods/burstable/pod<uid>`` with cgroupfs, directly below ``kubepods`` for a guaranteed pod.
+An ended pod may still use its devices until its cgroup has no process left; even a process that has not opened a device
+yet counts. To see that takes the host's ``/sys/fs/cgroup``, read-only, and no capability. The kubelet names a pod's
+cgroup after its UID (``pkg/kubelet/cm``): ``kubepods-burstable.slice/kubepods-burstable-pod<uid>.slice`` with the
+systemd driver ("_" for "-"), ``kubepods/burstable/pod<uid>`` with cgroupfs, directly below ``kubepods`` for a
+guaranteed pod.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ _POD_IN_PATH = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12
 """A static pod's UID is a hash without dashes."""
 _KUBEPODS = re.compile(r"(?:.*-)?kubepods(?:\.slice)?\Z")
 _V1_CONTROLLERS = ("memory", "pids", "cpu", "devices", "systemd")
-"""Each has the same tree of pods; the first that has one is read."""
+"""All have the same tree of pods; the first with such a tree is read."""
 
 _FLAGS = re.compile(r"^flags:\s*([0-7]+)$", re.MULTILINE)
 _MOST_BYTES = 65_536
-"""Of one file of a process: some are written by others and may be very long, as a command line may."""
+"""Of one file of a process: it may be very long and written by others, such as a command line."""
 _COMMAND_BYTES = 4096
-"""Of a command line."""
+"""Bytes of a command line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
     """A process that has a device open.
 
-    ``pod_uid`` is the UID in its cgroup's path, empty where there is none. ``uses``: at least one of its descriptors is
-    an ordinary one. A device opened write-only is only probed: such a descriptor blocks no other user.
+    ``pod_uid`` is the UID in its cgroup's path, empty without one. ``uses``: it has a descriptor that is not
+    write-only. A device opened write-only is only probed, which blocks no other user.
     """
 
     pid: int
@@ -52,8 +53,8 @@ def device_processes(
 ) -> dict[Path, tuple[Process, ...]]:
     """The processes that have each of ``nodes`` open, by ascending pid; unused nodes are left out.
 
-    ``denied`` gets the directory of each process that may not be looked into. Costs some 10 µs for each open file of
-    the machine: not for the event loop.
+    ``denied`` gets the directory of each process that may not be inspected. Costs some 10 µs for each open file of the
+    machine: not for the event loop.
     """
     wanted = {identity_of(node): node for node in nodes}
     wanted.pop(None, None)
@@ -70,17 +71,18 @@ def device_processes(
                 except PermissionError:
                     raise
                 except OSError:
-                    continue  # it has just been closed
+                    continue  # just closed
                 if node is not None:
                     opened.setdefault(node, []).append(descriptor.name)
-        except PermissionError:  # its descriptors may not be listed, or listed and not followed
+        except PermissionError:  # descriptors may not be listed, or not be followed
             if denied is not None:
                 denied.append(process)
         except OSError:
-            pass  # the process has just ended
+            pass  # just ended
         for node, descriptors in opened.items():
             named = _POD_IN_PATH.search(_text(process / "cgroup"))
-            # The driver looks at the lowest bit of the open flags alone (O_WRONLY); unreadable flags count as ordinary.
+            # The driver only looks at the lowest bit of the open flags (O_WRONLY); unreadable flags count as not
+            # write-only.
             flags = [_FLAGS.search(_text(process / "fdinfo" / descriptor)) for descriptor in descriptors]
             user = Process(
                 pid=int(process.name),
@@ -93,7 +95,7 @@ def device_processes(
 
 
 def identity_of(path: Path) -> tuple[str, int, int] | None:
-    """Equal for two paths of one device; None where there is none, or it may not be followed.
+    """A value that is equal for two paths of one device; None if there is no device, or the path may not be followed.
 
     Plain files are device nodes on a simulated machine.
     """
@@ -104,16 +106,16 @@ def identity_of(path: Path) -> tuple[str, int, int] | None:
 
 
 def has_kernel_threads(proc: Path) -> bool:
-    """Whether ``proc`` is that of a machine's own PID namespace: process 2 of no other is ``kthreadd``."""
+    """Whether ``proc`` shows the host's PID namespace: only there process 2 is ``kthreadd``."""
     return _text(proc / "2" / "comm").strip() == "kthreadd"
 
 
 def is_populated(cgroup_root: Path, uid: str) -> bool | None:
-    """Whether this pod still has a process; None where the cgroups of pods cannot be seen.
+    """Whether this pod still has a process; None if the cgroups of pods cannot be seen.
 
     ``cgroup_root`` is the host's ``/sys/fs/cgroup``, of either version; ``uid`` is as in the API. ``kubepods`` is the
-    root's child or, with ``--cgroup-root`` or in kind (``/kubelet``), its grandchild. Where a kubelet runs in a
-    container there are two. Costs less than a millisecond, however many pods there are.
+    root's child or, with ``--cgroup-root`` or in kind (``/kubelet``), its grandchild. If a kubelet runs in a container,
+    there are two. Takes less than a millisecond, however many pods there are.
     """
     unified = (cgroup_root / "cgroup.controllers").exists()
     for base in [cgroup_root] if unified else [cgroup_root / controller for controller in _V1_CONTROLLERS]:
@@ -126,14 +128,14 @@ def is_populated(cgroup_root: Path, uid: str) -> bool | None:
             break
     else:
         return None
-    for top, quality in product(tops, ("", "burstable", "besteffort")):  # a pod is of one class of service
+    for top, quality in product(tops, ("", "burstable", "besteffort")):  # a pod has one QoS class
         pod = top / quality / f"pod{uid}"
         if top.suffix == ".slice":
             parent = top / f"{top.stem}-{quality}.slice" if quality else top
             pod = parent / f"{parent.stem}-pod{uid.replace('-', '_')}.slice"
         if unified:
             has_process = "populated 1" in _text(pod / "cgroup.events").splitlines()
-        else:  # a cgroup that is gone has none
+        else:  # the cgroup is gone
             tasks = (Path(directory, name) for directory, _, _ in os.walk(pod) for name in ("cgroup.procs", "tasks"))
             has_process = any(_text(task, 1) for task in tasks)
         if has_process:

@@ -1,15 +1,15 @@
-"""The driver's sysfs tree, one attribute at a time: where it lies, what its text means, how reading it can fail.
+"""The attributes of the driver's sysfs tree: paths, formats, and errors.
 
-Nothing is retried or decided here. An attribute can be missing (not yet made, or going), unreadable, or hold a text
-that it cannot mean. The parsers are strict where the driver's bytes are known and liberal where they are not published
-(``health_status``). They refuse values that hardware cannot have: a core count of 10^9 would later be that many bits.
+Nothing is retried or decided here. An attribute can be missing (not made yet, or being removed), unreadable, or
+malformed. The parsers are strict where the driver's format is known and liberal where it is unpublished
+(``health_status``). They refuse values that hardware cannot have: a core count of 10^9 would later become so many bits.
 
 Layout: ``class/neuron_device/neuronN`` links to ``devices/virtual/neuron_device/neuronN``; the class directory also
-holds plain files, so only names of that form are devices. Devices are virtual and have no PCI parent. The paths below a
-device are those of drivers before 2.31. Driver 2.31 moved attributes to other directories and kept their names (SDK
-2.33's sysfs guide). An attribute that is missing at its usual path is therefore looked up by its name below the device.
-``core_count`` and ``connected_devices`` are root's alone (0400) before driver 2.28, ``reset`` always (0600). Source of
-the formats: Neuron driver 2.24.7, 2.25.4.
+contains plain files, so only names of that form are devices. Devices are virtual and have no PCI parent. The paths
+below a device here are of drivers before 2.31. Driver 2.31 moved attributes to other directories and kept their names
+(SDK 2.33's sysfs guide). So an attribute that is missing at its usual path is looked up by its name below the device.
+Only root can read ``core_count`` and ``connected_devices`` before driver 2.28 (0400), and ``reset`` with any driver
+(0600). Source of the formats: Neuron driver 2.24.7, 2.25.4.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from typing import TypeVar
 from neuron_plugin.topology import MOST_CORES_PER_DEVICE, MOST_DEVICES, DeviceId
 
 PAGE_BYTES = 4096
-"""No sysfs attribute is longer."""
+"""The longest sysfs attribute."""
 
 HEALTH_STATUS = "stats/hardware/health_status"
-"""The directory that firmware reports in, since driver 2.28."""
+"""The directory of firmware's reports, since driver 2.28."""
 UNHEALTHY_COMPONENTS = "unhealthy_components"
 
 DEVICE_NAME = re.compile(r"neuron(0|[1-9][0-9]{0,3})\Z")
@@ -45,7 +45,8 @@ _ELECTED = re.compile(r"([A-Za-z0-9,_-]{1,64})?\Z")
 _NO_COMPONENT = frozenset({"", "none", "null", "nil", "na", "n/a", "-", "0", "0x0", "ok", "healthy"})
 
 _NOT_SEARCHED = re.compile(r"(neuron_core\d+|memory_usage|power)\Z")
-"""A core has attributes of its device's names, counters of memory are half the tree, power is the kernel's."""
+"""Cores have attributes with the same names as their device, memory counters are half the tree, power is the
+kernel's."""
 
 SysfsValue = TypeVar("SysfsValue")
 
@@ -53,9 +54,9 @@ SysfsValue = TypeVar("SysfsValue")
 class SysfsError(Exception):
     """An attribute at ``path`` gave no value.
 
-    ``missing``: it is not there; the driver makes it after the device's ``add``, or the device is going. ``empty``: it
-    is there and has no text, as a new device looks for a moment. Else this user may not read it, the driver failed
-    (EIO), or the text cannot be a value of it.
+    ``missing``: it does not exist: the driver makes it after the device's ``add``, or the device is being removed.
+    ``empty``: it exists without text, as for a moment on a new device. Otherwise this user may not read it, the driver
+    failed (EIO), or the text is malformed.
     """
 
     def __init__(self, path: Path, problem: str, *, missing: bool = False, empty: bool = False) -> None:
@@ -66,7 +67,7 @@ class SysfsError(Exception):
 
 
 def read_text(path: Path) -> str:
-    """The text of one attribute; bytes that are no UTF-8 come back escaped.
+    """The text of one attribute; bytes that are no UTF-8 are escaped.
 
     Raises:
         SysfsError: missing with ENOENT, ENOTDIR, ENODEV or ENXIO.
@@ -82,7 +83,7 @@ def read_attribute(path: Path, parse: Callable[[str], SysfsValue]) -> SysfsValue
     """The value of one attribute.
 
     Raises:
-        SysfsError: as ``read_text``, or ``parse`` refused the text; it then names what was expected.
+        SysfsError: as ``read_text``, or ``parse`` refused the text; it then names the expected value.
     """
     text = read_text(path)
     try:
@@ -93,7 +94,7 @@ def read_attribute(path: Path, parse: Callable[[str], SysfsValue]) -> SysfsValue
 
 
 def read_or(read: Callable[[], SysfsValue], default: SysfsValue, problems: list[str]) -> SysfsValue:
-    """What ``read`` gives, or ``default``; ``problems`` gets the reason, unless the attribute is merely missing."""
+    """The result of ``read``, or ``default`` on an error; ``problems`` gets errors of attributes that exist."""
     try:
         return read()
     except SysfsError as error:
@@ -115,13 +116,13 @@ def names_in(directory: Path) -> list[str]:
 
 
 def counts_errors(name: str) -> bool:
-    """Whether a file of ``health_status`` changes only when something is wrong; others change on a healthy device."""
+    """Whether a file of ``health_status`` changes only if something is wrong; others change on a healthy device."""
     return _CHANGES_IN_HEALTH.search(name) is None
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTree:
-    """The attributes of one device, below ``path``. What is missing at its usual path is looked up by its name."""
+    """The attributes of one device, below ``path``. One that is missing at its usual path is looked up by its name."""
 
     path: Path
     _by_name: dict[str, Path] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -130,7 +131,7 @@ class DeviceTree:
         """The value of the attribute whose usual path is ``usual``, such as ``info/serial_number``.
 
         Raises:
-            SysfsError: it gives no value; it names the usual path where the attribute is nowhere.
+            SysfsError: it has no value; names the usual path if the attribute is not found.
         """
         try:
             return read_attribute(self.path / usual, parse)
@@ -141,7 +142,7 @@ class DeviceTree:
             return read_attribute(moved, parse)
 
     def located(self, usual: str) -> Path:
-        """Where a file or directory is whose usual path is ``usual``; that path where it is nowhere."""
+        """The real path of the file or directory whose usual path is ``usual``; that path if it is not found."""
         path = self.path / usual
         if os.path.lexists(path):
             return path
@@ -151,9 +152,9 @@ class DeviceTree:
 
 
 def by_name(root: Path) -> dict[str, Path]:
-    """Every file and directory below ``root`` by its name; one that is there twice is left out: nothing is guessed."""
+    """Every file and directory below ``root`` by its name; ambiguous names are left out."""
     candidates: dict[str, list[str]] = {}
-    for directory, directories, files in os.walk(root):  # links are not followed; what is closed to us is empty
+    for directory, directories, files in os.walk(root):  # links are not followed; unreadable directories are empty
         for name in (*directories, *files):
             candidates.setdefault(name, []).append(directory)
         directories[:] = [name for name in directories if not _NOT_SEARCHED.match(name)]
@@ -162,13 +163,13 @@ def by_name(root: Path) -> dict[str, Path]:
 
 @dataclass(frozen=True, slots=True)
 class Sysfs:
-    """A sysfs mounted at ``root``: the driver, its devices, and which machine this is. Reading raises SysfsError."""
+    """The sysfs mounted at ``root``: the driver, its devices, and the machine's type. Reading raises SysfsError."""
 
     root: Path
 
     @property
     def class_dir(self) -> Path:
-        """Where the driver lists its devices; gone while the module is unloaded."""
+        """The directory where the driver lists its devices; missing while the module is unloaded."""
         return self.root / "class/neuron_device"
 
     def device_ids(self) -> list[DeviceId]:
@@ -203,7 +204,7 @@ def _sysfs_error(path: Path, error: OSError) -> SysfsError:
 
 
 class ResetState(enum.IntEnum):
-    """The driver's ``reset`` attribute, cached there: reading it never blocks."""
+    """The driver's ``reset`` attribute. The driver caches it, so reading never blocks."""
 
     RESETTING = 0
     READY = 1
@@ -212,19 +213,19 @@ class ResetState(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class DriverVersion:
-    """A driver version such as ``2.26.5.0-dirty``: its text for people, the numbers it begins with to compare."""
+    """A driver version such as ``2.26.5.0-dirty``: its text for people, its leading numbers to compare."""
 
     text: str
     numbers: tuple[int, ...]
 
     def at_least(self, *numbers: int) -> bool:
-        """Whether this version is ``numbers`` or newer; numbers left out count as zero."""
+        """Whether this version is ``numbers`` or newer; omitted numbers count as zero."""
         pairs = list(zip_longest(self.numbers, numbers, fillvalue=0))
         return [own for own, _ in pairs] >= [other for _, other in pairs]
 
 
 def parse_core_count(text: str) -> int:
-    """Physical cores of a device. The driver prints no newline here; one is accepted."""
+    """Physical cores of a device. The driver prints no newline; one is accepted."""
     count = _decimal(text, "a decimal number of cores")
     if not 1 <= count <= MOST_CORES_PER_DEVICE:
         raise ValueError(f"1 to {MOST_CORES_PER_DEVICE} cores")
@@ -234,8 +235,8 @@ def parse_core_count(text: str) -> int:
 def parse_connected_devices(text: str) -> frozenset[DeviceId]:
     """A device's neighbours: decimal ids joined by ", ", then a newline; a newline alone means none.
 
-    A set, because the order differs between products. No text at all counts as none, too: the driver prints nothing
-    where the list would take 20 bytes or more. All lists are empty when the driver counts a chip too few.
+    A set, because the order differs between products. An empty text means none, too: the driver prints nothing if the
+    list would take 20 bytes or more. All lists are empty if the driver counts a chip too few.
     """
     stripped = text.removesuffix("\n")
     if not stripped:
@@ -267,7 +268,7 @@ def parse_word(text: str) -> str:
 
 
 def parse_serial_number(text: str) -> str:
-    """A serial number of 16 hexadecimal digits, in lower case; a newline alone means firmware gave none."""
+    """A serial number of 16 hexadecimal digits, in lower case; a newline alone means that firmware has none."""
     return _matching(_SERIAL, text.removesuffix("\n").lower(), "hexadecimal digits")
 
 
@@ -278,10 +279,10 @@ def parse_device_numbers(text: str) -> tuple[int, int]:
 
 
 def parse_components(text: str) -> frozenset[str]:
-    """Names out of ``health_status/unhealthy_components``; nothing but blanks means healthy.
+    """Names in ``health_status/unhealthy_components``; only blanks means healthy.
 
-    The exact bytes are unpublished, so commas, blanks and newlines all separate. A word for "none" is no component:
-    read as one, it would make every device of the cluster unhealthy.
+    The format is unpublished, so commas, blanks and newlines all separate names. A word for "none" is no component:
+    otherwise every device of the cluster would be unhealthy.
     """
     names = [name for name in re.split(r"[,\s\0]+", text) if name.lower() not in _NO_COMPONENT]
     return frozenset(_matching(_WORD, name, "component names joined by commas") for name in names)
@@ -302,9 +303,9 @@ def parse_elected(text: str) -> str:
 
 
 def parse_product_name(text: str) -> str:
-    """The EC2 type out of DMI's ``product_name``, without HyperPod's ``ml.``; empty where it names no EC2 type.
+    """The EC2 type in DMI's ``product_name``, without HyperPod's ``ml.``; empty if it names no EC2 type.
 
-    Never an error: on other machines this file holds whatever the vendor wrote, such as ``HVM domU``.
+    Never an error: on other machines this file holds any text of the vendor, such as ``HVM domU``.
     """
     name = text.strip().removeprefix("ml.")
     return name if _EC2_TYPE.match(name) else ""

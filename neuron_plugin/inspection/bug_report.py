@@ -2,8 +2,8 @@
 
 The reader of the report should not have to ask for more, and its sender should have nothing to hide. No Secret, no
 environment, no annotation or label but our own is read; what looks like a credential or is a serial number is blanked.
-Names of nodes, namespaces and pods stay, because nothing can be understood without them. What could not be had is
-named, with the reason, and hides nothing else.
+Names of nodes, namespaces and pods stay, because nothing can be understood without them. A part that is missing is
+named with the reason, and does not keep others out.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from neuron_plugin.inspection.checks import CHECKS, examine
 from neuron_plugin.inspection.findings import Unknown, report_of
 from neuron_plugin.inspection.gathering import gather, gather_daemon, page_of
 from neuron_plugin.inspection.reports import machine_report, shown_machine, topology_report
+from neuron_plugin.monitor.look import look
 from neuron_plugin.monitor.views import node_view, pod_view
 from neuron_plugin.placement import ExtenderSettings
-from neuron_plugin.placement.informers import survey
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import as_yaml
 from neuron_plugin.topology import Catalogue
@@ -103,12 +103,12 @@ class BugReport:
 
 
 def versions() -> dict[str, str]:
-    """Which build looks, and on what."""
+    """The build that made the report, and its system."""
     return build()._asdict() | {"system": platform.platform(), "architecture": platform.machine()}
 
 
 def node_report(flags: Mapping[str, object], environ: Mapping[str, str]) -> BugReport:
-    """What this node shows, or the one that ``flags`` mean; as for ``gather``."""
+    """The report of this node, or of the one that ``flags`` mean; as for ``gather``."""
     gathered = BugReport()
     facts, (node, daemon) = gather(flags, environ), gather_daemon(flags, environ)
     machine, holders = facts.machine, facts.holders
@@ -139,7 +139,7 @@ def node_report(flags: Mapping[str, object], environ: Mapping[str, str]) -> BugR
 async def cluster_report(
     api: ApiServer, types: Catalogue, *, lease_namespace: str, namespace: str, only: Collection[str] = ()
 ) -> BugReport:
-    """What the API server shows of nodes, Neuron pods and our own pods, with their logs and pages.
+    """The report of a cluster: nodes, Neuron pods, and our own pods with their logs and pages.
 
     ``namespace`` is where our pods are; with ``only``, plugins of these nodes alone.
 
@@ -148,7 +148,7 @@ async def cluster_report(
     """
     gathered = BugReport()
     gathered.add("versions.json", versions())
-    state = await survey(api, types, lease_namespace=lease_namespace)
+    state = await look(api, types, lease_namespace=lease_namespace)
     views = [node_view(state, info) for info in state.nodes.values()]
     gathered.add("nodes.json", views)
     gathered.add("pods.json", [pod_view(state, pod) for pod in state.pods.values()])
@@ -171,8 +171,8 @@ async def cluster_report(
         gathered.add("leases.json", Unknown(str(error)))
     try:
         selector = {"labelSelector": "app.kubernetes.io/name=neuron-plugin"}
-        asked_for = ApiRequest("GET", PODS.collection(namespace), selector)
-        ours = PODS.decode_page(await send(api, asked_for, timeout_seconds=PAGE_SECONDS)).records
+        request = ApiRequest("GET", PODS.collection(namespace), selector)
+        ours = PODS.decode_page(await send(api, request, timeout_seconds=PAGE_SECONDS)).records
     except ClusterError as error:
         gathered.add("our-pods", Unknown(str(error)))
         return gathered
@@ -184,12 +184,12 @@ async def cluster_report(
     for pod in chosen:
         base, folder = PODS.item(pod.name, namespace), f"our-pods/{pod.name}"
         log = ApiRequest("GET", f"{base}/log", {"tailLines": str(LOG_LINES), "timestamps": "true"})
-        asked = {"log.txt": log}
+        requests = {"log.txt": log}
         for path in PAGES:
             plain, _, query = path.partition("?")
             proxied = PODS.item(f"http:{pod.name}:{_PORTS[_component(pod)]}", namespace)
-            asked[f"{plain[1:]}.txt"] = ApiRequest("GET", f"{proxied}/proxy{plain}", {query: ""} if query else {})
-        for name, request in asked.items():
+            requests[f"{plain[1:]}.txt"] = ApiRequest("GET", f"{proxied}/proxy{plain}", {query: ""} if query else {})
+        for name, request in requests.items():
             try:
                 gathered.add(f"{folder}/{name}", await send(api, request, timeout_seconds=PAGE_SECONDS))
             except ClusterError as error:

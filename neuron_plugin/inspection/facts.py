@@ -12,16 +12,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from neuron_plugin.allocation import NeuronPod, PodUid, Resource
+from neuron_plugin.allocation import NeuronPod, Resource
 from neuron_plugin.allocation.claims import DRA_DRIVER
 from neuron_plugin.inspection.findings import Unknown
-from neuron_plugin.inspection.holders import Holders, holders_of
+from neuron_plugin.inspection.holders import Holders, PodRecords, holders_of
 from neuron_plugin.inspection.machine import InspectedMachine
 from neuron_plugin.topology import Geometry
 
 if TYPE_CHECKING:
-    from neuron_plugin.kubelet import CheckpointEntry, PodDevices
-    from neuron_plugin.kubelet.dra_state import PreparedClaim
     from neuron_plugin.plugin.snapshot import Snapshot
 
 OUR_SOCKETS = "neuron-plugin."
@@ -77,13 +75,12 @@ class SocketSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Kubelet:
+class Kubelet(PodRecords):
     """The kubelet's side. ``unreadable`` says why its directory could not be listed; ``missing``: it does not exist.
 
-    ``own_socket`` is kubelet.sock, ``plugins`` the other sockets beside it and those of Neuron in the plugin registry;
-    ``registry_seen`` is whether that could be listed. ``pods`` are PodResources', ``recorded`` the checkpoint's,
-    ``prepared`` are the claims for Neuron in the kubelet's file of prepared claims. ``populated`` says of the UIDs in
-    both files whether a process of the pod lives, None where that cannot be seen.
+    ``own_socket`` is kubelet.sock. ``plugins`` are the other sockets beside it, and Neuron's sockets in the plugin
+    registry; ``registry_seen`` is whether that could be listed. ``allocatable`` are ids by resource, as PodResources
+    has them.
     """
 
     directory: Path
@@ -93,10 +90,6 @@ class Kubelet:
     plugins: tuple[SocketSeen, ...] = ()
     registry_seen: bool = True
     allocatable: Mapping[str, tuple[str, ...]] | Unknown = field(default_factory=dict)
-    pods: tuple[PodDevices, ...] | Unknown = ()
-    recorded: tuple[CheckpointEntry, ...] | Unknown = ()
-    prepared: tuple[PreparedClaim, ...] | Unknown = ()
-    populated: Mapping[PodUid, bool | None] = field(default_factory=dict)
 
 
 class NoSuchNode(Unknown):
@@ -138,11 +131,11 @@ class DeviceUsers:
 
 @dataclass(frozen=True, slots=True)
 class Daemon:
-    """What the daemon says of itself. ``file`` is its configuration, if known; ``fault`` why that cannot be used.
+    """The daemon's own statements. ``file`` is its configuration, if known; ``fault`` why that cannot be used.
 
-    ``resources`` are those that it is set to advertise, where that is known. ``visible_devices_env`` is whether it sets
-    the variable that the OCI hook reads. ``silent`` are its lines about sources that do not work. ``unhealthy`` are the
-    devices that it reports unhealthy, ``disabled`` those that an operator has taken out of service.
+    ``resources`` are those in its settings; None if they are not known. ``visible_devices_env``: it sets the variable
+    that the OCI hook reads. ``silent`` are its lines about sources that do not work. ``unhealthy`` are the devices that
+    it reports unhealthy, ``disabled`` those that an operator has taken out of service.
 
     ``driver`` is its name as a driver of claims, empty where it is a device plugin. Then ``placed_claims`` is whether
     the placement controller allocates, ``cdi`` the names of the devices in its CDI file, and ``registered`` whether the
@@ -161,14 +154,14 @@ class Daemon:
     cdi: frozenset[str] | Unknown = frozenset()
     registered: bool | Unknown = False
 
-    def unasked(self, why: Unknown) -> Daemon:
-        """What is known where the daemon itself says nothing."""
+    def without_answer(self, why: Unknown) -> Daemon:
+        """The settings alone, because the daemon gave no answer."""
         return replace(self, silent=why, unhealthy=why, disabled=why, registered=why)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What was gathered at one moment, ``now_ns`` in unix nanoseconds."""
+    """All facts of one moment, ``now_ns`` in unix nanoseconds."""
 
     machine: InspectedMachine
     host: Host
@@ -186,19 +179,12 @@ class Facts:
     @cached_property
     def holders(self) -> Holders:
         """Who holds what, and what is uncertain about it."""
-        kubelet, cluster = self.kubelet, self.cluster
-        return holders_of(
-            self.machine.node_inventory,
-            kubelet.recorded,
-            kubelet.pods,
-            None if isinstance(cluster, Unknown) else cluster.pods,
-            prepared=kubelet.prepared,
-            populated=kubelet.populated,
-        )
+        pods = None if isinstance(self.cluster, Unknown) else self.cluster.pods
+        return holders_of(self.machine.node_inventory, self.kubelet, pods)
 
     @property
     def snapshot(self) -> Snapshot | Unknown:
-        """What the plugin would derive: who has what, what is offered and what is kept back."""
+        """The plugin's snapshot of this node: allocations, offered devices, hold-downs."""
         unknown = self.kubelet.pods if isinstance(self.kubelet.pods, Unknown) else NO_DEVICE
         return self.holders.snapshot or unknown
 

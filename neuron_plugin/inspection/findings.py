@@ -42,6 +42,11 @@ def known(fact: _Fact | Unknown) -> _Fact:
     return fact
 
 
+def known_or(fact: _Fact | Unknown, default: _Fact) -> _Fact:
+    """The fact, or ``default`` where it is not known."""
+    return default if isinstance(fact, Unknown) else fact
+
+
 class Level(enum.StrEnum):
     """How bad, from best to worst."""
 
@@ -66,7 +71,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 Findings: TypeAlias = Generator[Finding, None, str]
-"""A check under way: it yields what it finds, and returns what is "ok" if it found nothing."""
+"""A check under way: it yields its findings, and returns the text of "ok" in case there are none."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -107,7 +112,7 @@ _FOR_ROOT = {
     "run this as root on": "root is not enough here: run this on",
     "run this as root": "root is not enough here: run this on the node itself, or give it CAP_DAC_READ_SEARCH",
 }
-"""What to say to root instead, who lacks a capability or looks from inside a container."""
+"""Advice for root, who lacks a capability or looks from inside a container."""
 
 
 def report_of(findings: Iterable[Finding], *, as_root: bool = False) -> Report:

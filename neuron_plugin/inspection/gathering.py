@@ -34,8 +34,8 @@ from neuron_plugin.inspection.facts import (
     SocketSeen,
     serves_claims,
 )
-from neuron_plugin.inspection.findings import Unknown
-from neuron_plugin.inspection.holders import ask, read_populated, read_prepared, read_recorded
+from neuron_plugin.inspection.findings import Unknown, known_or
+from neuron_plugin.inspection.holders import ask, read_files
 from neuron_plugin.inspection.host import gather_host, gather_users
 from neuron_plugin.inspection.machine import InspectedNode, look, node_of
 from neuron_plugin.instance_file import load_catalogue
@@ -73,7 +73,7 @@ def gather(flags: Mapping[str, object], environ: Mapping[str, str]) -> Facts:
         SettingsError: --root or --config does not exist, or the instance types cannot be used.
     """
     node, daemon = gather_daemon(flags, environ)
-    machine = look(node.settings, environ, () if isinstance(daemon.disabled, Unknown) else daemon.disabled)
+    machine = look(node.settings, environ, known_or(daemon.disabled, ()))
     host = gather_host(node.root, machine.paths, in_pod=IN_POD in environ)
     expected = flags.get("kubelet_dir") is not None or not host.simulated
     settings = with_node_name(node.settings, environ)
@@ -97,8 +97,7 @@ def gather(flags: Mapping[str, object], environ: Mapping[str, str]) -> Facts:
     if isinstance(daemon.disabled, Unknown) and isinstance(cluster, ClusterFacts):
         with suppress(IdListError):
             machine = replace(machine, disabled=disabled_devices(cluster.annotations.get(DISABLE_KEY, "")))
-    files = () if isinstance(host.nodes, Unknown) else host.nodes
-    nodes = {file.device: machine.paths.dev / f"neuron{file.device}" for file in files}
+    nodes = {file.device: machine.paths.dev / f"neuron{file.device}" for file in known_or(host.nodes, ())}
     try:
         users = gather_users(nodes, node.proc, settings.kubelet_dir / KUBELET_SOCKET)
     except Exception as error:  # noqa: BLE001 - on a broken node the rest is wanted most
@@ -123,47 +122,47 @@ def gather_daemon(flags: Mapping[str, object], environ: Mapping[str, str]) -> tu
     file = configuration_file(flags)
     if file and not os.access(file, os.R_OK):
         unread = Unknown(f"{file} may not be read", "run this as root")
-        return node_of(flags, {}, None), Daemon(file, unread).unasked(unread)
+        return node_of(flags, {}, None), Daemon(file, unread).without_answer(unread)
     try:
         node = node_of(flags, environ, file)
         check(with_node_name(node.settings, environ))
         load_catalogue(node.settings.instance_types)
     except SettingsError as error:
-        unasked = Unknown("the daemon's address is not known", "fix what the check 'configuration' reports first")
-        return node_of(flags, {}, None), Daemon(file, str(error)).unasked(unasked)
+        unknown = Unknown("the daemon's address is not known", "fix what the check 'configuration' reports first")
+        return node_of(flags, {}, None), Daemon(file, str(error)).without_answer(unknown)
     if node.root:
-        unasked = Unknown("the daemon of a machine given by --root is not asked", "run this on that machine")
-        return node, Daemon(file).unasked(unasked)
+        unknown = Unknown("the daemon of a machine given by --root is not asked", "run this on that machine")
+        return node, Daemon(file).without_answer(unknown)
     settings = node.settings
-    said = Daemon(
+    daemon = Daemon(
         file,
         resources=frozenset(entry.resource for entry in settings.resources) if file else None,
         visible_devices_env=settings.visible_devices_env,
     )
     if settings.mode is Mode.DRA:
-        said = replace(
-            said,
+        daemon = replace(
+            daemon,
             resources=frozenset(),
             driver=settings.dra_driver,
             placed_claims=settings.placed_claims,
             cdi=read_cdi(settings.cdi_dir),
         )
     if not (port := settings.health_port):
-        unasked = Unknown("the daemon serves no probes", "give it a --health-port to be asked about its sources")
-        return node, said.unasked(unasked)
+        unknown = Unknown("the daemon serves no probes", "give it a --health-port to be asked about its sources")
+        return node, daemon.without_answer(unknown)
     address, away = settings.health_address, "run this in the plugin's pod"
     pages = [page_of(address, port, path, seconds=DAEMON_SECONDS) for path in ("/readyz", "/metrics")]
     ready, metrics = (Unknown(page.why, away) if isinstance(page, Unknown) else page for page in pages)
     silent = ready if isinstance(ready, Unknown) else tuple(line for line in ready.splitlines() if _SILENT in line)
     if isinstance(metrics, Unknown):
-        return node, replace(said.unasked(metrics), silent=silent)
-    unhealthy, registered = _devices(metrics, "device_healthy", "0"), ("registered", said.driver, "1")
-    said = replace(said, silent=silent, unhealthy=unhealthy, disabled=_devices(metrics, "device_disabled", "1"))
-    return node, replace(said, registered=registered in _SAMPLE.findall(metrics))
+        return node, replace(daemon.without_answer(metrics), silent=silent)
+    unhealthy, registered = _devices(metrics, "device_healthy", "0"), ("registered", daemon.driver, "1")
+    daemon = replace(daemon, silent=silent, unhealthy=unhealthy, disabled=_devices(metrics, "device_disabled", "1"))
+    return node, replace(daemon, registered=registered in _SAMPLE.findall(metrics))
 
 
 def _devices(metrics: str, name: str, value: str) -> tuple[int, ...]:
-    """The devices of which a metric has this value."""
+    """The devices for which the metric ``name`` has this ``value``."""
     samples = _SAMPLE.findall(metrics)
     return tuple(sorted(int(device) for found, device, has in samples if (found, has) == (name, value)))
 
@@ -200,7 +199,7 @@ def disabled_here(node: InspectedNode) -> tuple[int, ...]:
 
 
 def page_of(address: str, port: int, path: str, *, seconds: float = PAGE_SECONDS) -> str | Unknown:
-    """What the daemon that serves probes on ``address`` answers to a GET of ``path``, ready or not."""
+    """The answer of the daemon at ``address`` to a GET of ``path``, ready or not."""
     import http.client
 
     host = _EVERYWHERE.get(address, address)
@@ -239,15 +238,15 @@ async def gather_kubelet(settings: PluginSettings, *, expected: bool, dial_secon
         served = is_served(path)
         if not (served and path.name.startswith(OUR_SOCKETS)):
             return SocketSeen(path, served)
-        asked = dial_driver if serves_claims(path.name) else dial
-        return SocketSeen(path, served, await asked(path, dial_seconds) or "")
+        ask_server = dial_driver if serves_claims(path.name) else dial
+        return SocketSeen(path, served, await ask_server(path, dial_seconds) or "")
 
     own, registry = directory / KUBELET_SOCKET, settings.plugins_registry
     if registry == PluginSettings().plugins_registry:  # not set: it is beside, wherever that is
         registry = directory.parent / REGISTRY
     ours_or_dra = (*registry.glob(f"*{VENDOR_DRIVER}*.sock"), *registry.glob(f"{OUR_SOCKETS}*.sock"))
     plugins = [path for path in sockets if path != own] + sorted(ours_or_dra)
-    recorded, prepared = read_recorded(directory), read_prepared(settings)
+    files = read_files(settings).with_processes(settings.cgroup)
     return Kubelet(
         directory,
         own_socket=SocketSeen(own, is_served(own)) if own in sockets else None,
@@ -255,9 +254,9 @@ async def gather_kubelet(settings: PluginSettings, *, expected: bool, dial_secon
         registry_seen=os.access(registry, os.R_OK | os.X_OK),
         allocatable=await ask(pod_resources, lambda kubelet: kubelet.allocatable()),
         pods=await ask(pod_resources, lambda kubelet: kubelet.list()),
-        recorded=recorded,
-        prepared=prepared,
-        populated=read_populated(settings.cgroup, recorded, prepared),
+        recorded=files.recorded,
+        prepared=files.prepared,
+        populated=files.populated,
     )
 
 

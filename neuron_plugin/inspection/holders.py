@@ -1,10 +1,10 @@
-"""Which containers have which cores, as the plugin would derive it from what the kubelet and the API server say.
+"""Which containers have which cores: the plugin's derivation from the records of kubelet and API server.
 
-The checkpoint has pod UIDs, plain init containers, and our own reply, which says what a container was given. What pods
-have by claims stands in another file of the kubelet's, by the UIDs of pods, too. Neither has names, and both keep ended
-pods for a while. The API server says which pods live. Without an API server, PodResources does: its list is taken for
-what the checkpoint would hold if the kubelet wrote it now. Where the checkpoint cannot be read or has no entry,
-PodResources' list is taken for the checkpoint.
+The checkpoint has pod UIDs, plain init containers, and our own reply, which says what a container was given. Claims
+stand in another file of the kubelet's, by the UIDs of pods, too. Neither has names, and both keep ended pods for a
+while. The API server says which pods live. Without an API server, PodResources does: its list stands for a checkpoint
+that the kubelet would write now. Where the checkpoint cannot be read or has no entry, PodResources' list is taken for
+the checkpoint.
 
 PodResources ``List`` may, in rare moments, lose a reservation that is being made (kubernetes/kubernetes#137534), so a
 command that keeps watching asks seldom, however often it looks at the hardware.
@@ -17,14 +17,14 @@ import os
 import stat
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from neuron_plugin.allocation import Ledger, NeuronPod, NodeInventory, PodReference, PodUid, Resource
 from neuron_plugin.allocation.claims import DRA_DRIVERS
 from neuron_plugin.hardware import is_populated
-from neuron_plugin.inspection.findings import Unknown
+from neuron_plugin.inspection.findings import Unknown, known_or
 from neuron_plugin.plugin.inputs import Inputs, NodePods, Recorded, claim_allocations, recorded_allocation
 from neuron_plugin.plugin.settings import PluginSettings
 
@@ -37,6 +37,27 @@ _Answer = TypeVar("_Answer")
 _RESOURCES = frozenset(resource.value for resource in Resource)
 _LISTED_AT = 1.0
 """When pods were listed, on a clock that was 0 when the kubelet's files were read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodRecords:
+    """A kubelet's records of who has what. Each part may be unknown.
+
+    ``recorded`` are the checkpoint's entries, ``prepared`` the claims for Neuron in the kubelet's file of prepared
+    claims, ``pods`` those that PodResources lists. ``populated`` says of the UIDs in both files whether a process of
+    the pod lives, None where that cannot be seen.
+    """
+
+    recorded: tuple[CheckpointEntry, ...] | Unknown = ()
+    prepared: tuple[PreparedClaim, ...] | Unknown = ()
+    pods: tuple[PodDevices, ...] | Unknown = ()
+    populated: Mapping[PodUid, bool | None] = field(default_factory=dict)
+
+    def with_processes(self, cgroup: Path) -> PodRecords:
+        """The records, with whether a process of each pod lives now."""
+        uids = {entry.pod_uid for entry in known_or(self.recorded, ())}
+        uids |= {uid for claim in known_or(self.prepared, ()) for uid in claim.pod_uids}
+        return replace(self, populated={PodUid(uid): is_populated(cgroup, uid) for uid in uids})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,39 +88,28 @@ class HolderReading:
         self._seconds = seconds
         self._clock = clock
         self._read_at = float("-inf")
-        self._recorded: tuple[CheckpointEntry, ...] | Unknown = ()
-        self._listed: tuple[PodDevices, ...] | Unknown = ()
-        self._prepared: tuple[PreparedClaim, ...] | Unknown = ()
+        self._records = PodRecords()
 
     def read(self, node: NodeInventory | None) -> Holders:
-        """The holders, in terms of what the node has; None: it has no device."""
+        """The holders on a node with this inventory; None: it has no device."""
         now = self._clock()
         if node and now - self._read_at >= self._seconds:
             self._read_at = now
-            self._recorded = read_recorded(self._settings.kubelet_dir)
-            self._listed = ask_kubelet(self._settings.pod_resources_socket)
-            self._prepared = read_prepared(self._settings)
-        populated = read_populated(self._settings.cgroup, self._recorded, self._prepared)
-        return holders_of(node, self._recorded, self._listed, prepared=self._prepared, populated=populated)
+            files = read_files(self._settings)
+            self._records = replace(files, pods=ask_kubelet(self._settings.pod_resources_socket))
+        return holders_of(node, self._records.with_processes(self._settings.cgroup))
 
 
-def holders_of(
-    node: NodeInventory | None,
-    recorded: Collection[CheckpointEntry] | Unknown,
-    listed: Collection[PodDevices] | Unknown,
-    pods: Collection[NeuronPod] | None = None,
-    *,
-    prepared: Collection[PreparedClaim] | Unknown = (),
-    populated: Mapping[PodUid, bool | None] | None = None,
-) -> Holders:
-    """What the plugin derives from this; ``node`` None: there is no device.
+def holders_of(node: NodeInventory | None, records: PodRecords, pods: Collection[NeuronPod] | None = None) -> Holders:
+    """The plugin's derivation from these records; ``node`` is None without a device.
 
     ``pods`` are the API server's, listed after the kubelet's files were read; None where it was not asked. A pod that
-    no source names is named ``uid/UID``. ``populated`` says of the UIDs in the files whether a process of the pod
-    lives: then the cores of a pod that has ended are held down. Every end is taken for one of some seconds ago.
+    no source names is named ``uid/UID``. The cores of an ended pod with a process that lives are held down. Every end
+    is taken for one of some seconds ago.
     """
     if node is None:
         return Holders(None)
+    recorded, listed, prepared = records.recorded, records.pods, records.prepared
     if isinstance(listed, Unknown) and isinstance(recorded, Unknown):
         return Holders(None, f"holders are not known: {listed.why}; {listed.action}".removesuffix("; "))
     # Only where there is a kubelet: it loads gRPC.
@@ -113,11 +123,13 @@ def holders_of(
         notes.append(f"pods are named by their UIDs, and some may have ended: {listed.why}")
     if isinstance(prepared, Unknown):
         notes.append(f"what pods have by claims is not known: {prepared.why}")
-    listed_pods = () if isinstance(listed, Unknown) else listed
-    claims = () if isinstance(prepared, Unknown) else prepared
-    entries = (() if isinstance(recorded, Unknown) else recorded) or _as_recorded(listed_pods, pods or ())
+    listed_pods, claims = known_or(listed, ()), known_or(prepared, ())
+    uids = {str(pod.reference): pod.kubelet_uid for pod in pods or ()}
+    entries = known_or(recorded, ()) or [
+        entry for pod in listed_pods for entry in pod.entries(uids.get(str(pod), str(pod)))
+    ]
     # An ended pod may have had the same ids: of two UIDs the name is that of the one with a process.
-    by_life = sorted(entries, key=lambda entry: bool((populated or {}).get(PodUid(entry.pod_uid))))
+    by_life = sorted(entries, key=lambda entry: bool(records.populated.get(PodUid(entry.pod_uid))))
     names = _names(by_life, claims, listed_pods) | {pod.kubelet_uid: pod.reference for pod in pods or ()}
 
     known = [recorded_allocation(entry) for entry in entries if entry.resource in _RESOURCES]
@@ -131,7 +143,7 @@ def holders_of(
     living = NodePods() if pods is None else NodePods().with_list(pods, _LISTED_AT)
     inputs = with_lost_records(Inputs(node, living, record, cluster=pods is not None, now=_LISTED_AT))
     for now in (_LISTED_AT, _LISTED_AT + ADMISSION_SECONDS):
-        inputs = settle(replace(inputs, now=now), populated or {}, hold_down_seconds=0.0)
+        inputs = settle(replace(inputs, now=now), records.populated, hold_down_seconds=0.0)
     snapshot = derive(inputs)
     named = [replace(allocation, pod=_named(allocation.pod, names)) for allocation in snapshot.ledger.allocations]
     here = {resource.value: set(map(str, range(len(node.geometry.masks(resource.unit))))) for resource in Resource}
@@ -146,32 +158,18 @@ def holders_of(
     return Holders(replace(snapshot, ledger=Ledger(tuple(named))), "; ".join(notes), tuple(foreign))
 
 
-def _as_recorded(listed: Iterable[PodDevices], pods: Iterable[NeuronPod]) -> list[CheckpointEntry]:
-    """What PodResources lists as entries of a checkpoint; the name of a pod stands for a UID that is not known."""
-    from neuron_plugin.kubelet import CheckpointEntry as Entry
-
-    uids = {str(pod.reference): pod.kubelet_uid for pod in pods}
-    return [
-        Entry(uids.get(name, name), container.container, container.resource, frozenset(container.ids), {}, ())
-        for pod in listed
-        for name in [f"{pod.namespace}/{pod.name}"]
-        for container in pod.containers
-    ]
-
-
 def _names(
     entries: Iterable[CheckpointEntry], claims: Iterable[PreparedClaim], listed: Collection[PodDevices]
 ) -> dict[str, PodReference]:
     """The names that PodResources has for UIDs: a pod has the same ids under both, or uses the same claim.
 
-    The last of ``entries`` with the same ids is the pod's. A name stands for itself, see ``_as_recorded``.
+    The last of ``entries`` with the same ids is the pod's. Where no UID is known a name stands for it.
     """
     uids = {(entry.container, entry.resource, entry.ids): entry.pod_uid for entry in entries}
-    references = [PodReference(PodUid(f"{pod.namespace}/{pod.name}"), pod.namespace, pod.name) for pod in listed]
-    names: dict[str, PodReference] = {reference.uid: reference for reference in references}
+    names = {str(pod): PodReference(PodUid(str(pod)), pod.namespace, pod.name) for pod in listed}
     for pod in listed:
-        for container in pod.containers:
-            if uid := uids.get((container.container, container.resource, frozenset(container.ids))):
+        for entry in pod.entries(""):
+            if uid := uids.get((entry.container, entry.resource, entry.ids)):
                 names.setdefault(uid, PodReference(PodUid(uid), pod.namespace, pod.name))
     for claim in claims:
         users = [pod for pod in listed if pod.namespace == claim.namespace and claim.name in pod.claims]
@@ -185,13 +183,9 @@ def _named(pod: PodReference, names: Mapping[str, PodReference]) -> PodReference
     return pod if pod.name else names.get(pod.uid, PodReference(pod.uid, "uid", pod.uid))
 
 
-def read_populated(
-    cgroup: Path, recorded: Iterable[CheckpointEntry] | Unknown, prepared: Iterable[PreparedClaim] | Unknown
-) -> dict[PodUid, bool | None]:
-    """Whether a process lives of each pod in the kubelet's files; None where cgroups cannot be seen."""
-    uids = {entry.pod_uid for entry in (() if isinstance(recorded, Unknown) else recorded)}
-    uids |= {uid for claim in (() if isinstance(prepared, Unknown) else prepared) for uid in claim.pod_uids}
-    return {PodUid(uid): is_populated(cgroup, uid) for uid in uids}
+def read_files(settings: PluginSettings) -> PodRecords:
+    """The records in the kubelet's files. List pods afterwards: a recorded pod that is not listed has ended."""
+    return PodRecords(recorded=read_recorded(settings.kubelet_dir), prepared=read_prepared(settings))
 
 
 def read_prepared(settings: PluginSettings) -> tuple[PreparedClaim, ...] | Unknown:
@@ -228,7 +222,7 @@ def ask_kubelet(socket: Path) -> tuple[PodDevices, ...] | Unknown:
 async def ask(
     socket: Path, question: Callable[[PodResourcesClient], Awaitable[_Answer]], *, deadline_seconds: float = 3.0
 ) -> _Answer | Unknown:
-    """What the kubelet behind ``socket`` answers, or why it does not; ends by itself within ``deadline_seconds``."""
+    """The answer of the kubelet behind ``socket``, or why there is none; ends by itself within ``deadline_seconds``."""
     try:
         exists = stat.S_ISSOCK(os.stat(socket).st_mode)  # noqa: PTH116 - Path.is_socket hides why not
     except PermissionError:

@@ -118,7 +118,7 @@ def _exists(path: Path) -> bool:
 
 
 def gather_users(nodes: Mapping[int, Path], proc: Path, kubelet_socket: Path) -> DeviceUsers | Unknown:
-    """Which processes have ``nodes`` (by device) open. Descriptors that only probe a device do not count."""
+    """The processes that have ``nodes`` (by device) open. Descriptors that only probe a device do not count."""
     if not proc.is_dir():
         return Unknown(f"there is no {proc}", "run this on the machine itself")
     denied: list[Path] = []

@@ -1,4 +1,4 @@
-"""Which node is inspected, by which settings, its Neuron hardware, read once, and how much its cores execute.
+"""The inspected node: its settings, its Neuron hardware, read once, and how much its cores execute.
 
 Settings are read as the daemon reads them: flags win over the environment, the environment over the daemon's file, the
 file over the defaults. In the plugin's pod file and environment are the daemon's own, so no flag is needed there.
@@ -23,7 +23,7 @@ from neuron_plugin.allocation import NodeInventory, PodReference, PodUid
 from neuron_plugin.hardware import EVERY_DEVICE, Inventory, MachinePaths, read_inventory
 from neuron_plugin.hardware.core_counters import HAS_LIVE_TIME, CoreCounterReader
 from neuron_plugin.hardware.health_signals import Verdict
-from neuron_plugin.inspection.findings import Unknown
+from neuron_plugin.inspection.findings import Unknown, known_or
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.plugin.health import FILE_NAME, Baseline, judge_once
 from neuron_plugin.plugin.health import load as load_baseline
@@ -119,7 +119,7 @@ class InspectedMachine:
 
     @property
     def links_are_assumed(self) -> bool:
-        """Whether the driver prints no link at all on a type that has some, as it does while one chip is missing."""
+        """Whether the driver prints no link on a type that has links, which it does while a chip is missing."""
         linked = self.geometry is not None and self.geometry.topology not in {Topology.SINGLE, Topology.UNLINKED}
         return linked and not any(self.inventory.links.values())
 
@@ -167,7 +167,7 @@ def look(settings: PluginSettings, environ: Mapping[str, str], disabled: tuple[i
         inventory=inventory,
         types=types,
         named_type=settings.instance_type,
-        verdicts=judge_once(inventory, settings.health, {} if isinstance(memory, Unknown) else memory),
+        verdicts=judge_once(inventory, settings.health, known_or(memory, {})),
         memory=memory,
         disabled=disabled,
     )
@@ -191,7 +191,7 @@ def read_counters(settings: PluginSettings, inventory: Inventory) -> Reading:
 
 
 def device_use(first: Reading, last: Reading) -> dict[int, DeviceUse]:
-    """What the devices did between two readings: the plugin's account of a container that has the whole device."""
+    """The use of the devices between two readings: the plugin's account of a container that has the whole device."""
     from neuron_plugin.plugin.utilization import ContainerKey, UseByContainer, use_after
 
     devices = {device: ContainerKey(PodReference(PodUid(""), "", ""), str(device)) for device, _ in last.cores}

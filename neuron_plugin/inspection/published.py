@@ -1,7 +1,7 @@
 """A node of the cluster, as its plugin has published it, in the reports that are made of a machine.
 
-The plugin's annotation has what the node has and how healthy it is; who has what follows from the pods' annotations.
-What only the machine itself shows, such as serial numbers and processes, is not there.
+The plugin's annotation has what the node has and how healthy it is; the holders follow from the pods' annotations. What
+only the machine shows, such as serial numbers and processes, is left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from neuron_plugin.wording import named
 
 
 def published_links(node: NodeInventory) -> dict[int, frozenset[int]]:
-    """The links between the devices that are present: those of the instance type."""
+    """The instance type's links between the devices that are present."""
     present, nominal = frozenset(node.present), links_of(node.geometry.topology, node.geometry.device_count)
     return {device: nominal[device] & present for device in node.present}
 
@@ -35,7 +35,7 @@ def published_node(node: NodeInventory, ledger: Ledger) -> ShownNode:
 def published_report(
     inventory: NodeInventory, ledger: Ledger, use: Mapping[int, DeviceUse] | None = None
 ) -> MachineReport:
-    """The report of ``devices``; ``use`` is by device, of those of which it is known."""
+    """The report of ``devices``. ``use`` has the devices whose use is known."""
     geometry, links = inventory.geometry, published_links(inventory)
     devices = []
     for device in range(geometry.device_count):
@@ -74,7 +74,7 @@ def published_report(
 
 
 def examine_published(info: NodeInfo, renewed: str, pod_problems: Mapping[str, str]) -> list[Finding]:
-    """What is wrong with a node as far as its plugin, its Lease and its pods say so; each check has a finding.
+    """Findings about a node by its plugin, its Lease and its pods; each check has a finding.
 
     ``renewed`` is when the plugin last renewed its Lease, empty without a Lease. ``pod_problems`` are by pod.
     """

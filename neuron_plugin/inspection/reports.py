@@ -1,7 +1,7 @@
-"""What ``devices`` and ``topology`` report, as documents for scripts.
+"""The reports of ``devices`` and ``topology``, as documents for scripts.
 
-The shapes are an interface: within a ``version`` keys are only added. Unlike ``neuron-ls`` they also hold devices that
-should be present and are not, why a device is not allocatable, and who holds what.
+The shapes are an interface: within a ``version`` keys are only added. Unlike ``neuron-ls`` they also have missing
+devices, the reasons why a device is not allocatable, and the holders.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ class ProcessReport(msgspec.Struct, frozen=True, rename="camel"):
 class DeviceReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One device. ``holders`` is None where they are not known; any other unknown value is None or empty.
 
-    ``processes``: who has it open; None where that was not looked at. Nor are ``busy_percent``, how much its cores
-    executed, and ``used_memory_bytes``, what is allocated on it, unless they were measured.
-    ``disabled``: an operator has taken it out of service, healthy or not. ``held_down_cores`` are not given to a pod,
-    because a process of an ended pod lives.
+    ``processes`` have it open; None if not looked for. ``busy_percent``, how much its cores executed, and
+    ``used_memory_bytes``, the memory allocated on it, are None unless they were measured. ``disabled``: an operator has
+    taken it out of service, healthy or not. ``held_down_cores`` are not given to a pod, because a process of an ended
+    pod lives.
     """
 
     id: int
@@ -124,9 +124,9 @@ def machine_report(
     users: DeviceUsers | Unknown | None = None,
     use: Mapping[int, DeviceUse] | None = None,
 ) -> MachineReport:
-    """The report of ``devices``; ``users`` None: which processes have devices open was not looked at.
+    """The report of ``devices``. ``users`` is None if processes were not looked for.
 
-    ``use`` None: nor how much is done on them.
+    ``use`` is None if it was not measured.
     """
     inventory, geometry, instance, dev = machine.inventory, machine.geometry, machine.instance, machine.paths.dev
     numa_nodes, links = instance.numa_nodes if instance else (), machine.links
@@ -225,7 +225,7 @@ class LinkedDevice(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class DeviceSets(msgspec.Struct, frozen=True, rename="camel"):
-    """A count of devices that a pod can request, its valid sets, and those of them that are free."""
+    """A count of devices that a pod can request, its valid sets, and its free sets."""
 
     count: int
     sets: tuple[tuple[int, ...], ...]
@@ -258,7 +258,7 @@ class ShownNode:
     ``offered_mask`` are the cores that are given to pods, in use or not, and ``free_mask`` those that are free.
     """
 
-    has: NodeInventory
+    inventory: NodeInventory
     links: Mapping[int, frozenset[int]]
     ledger: Ledger | None
     offered_mask: int
@@ -267,16 +267,16 @@ class ShownNode:
 
 def shown_machine(machine: InspectedMachine, holders: Holders) -> ShownNode | None:
     """The machine that was looked at; None without a device."""
-    if (has := machine.node_inventory) is None:
+    if (inventory := machine.node_inventory) is None:
         return None
     if snapshot := holders.snapshot:
-        return ShownNode(has, machine.links, holders.ledger, snapshot.offered_mask, snapshot.free_mask)
-    return ShownNode(has, machine.links, None, machine.usable_mask, machine.usable_mask)
+        return ShownNode(inventory, machine.links, holders.ledger, snapshot.offered_mask, snapshot.free_mask)
+    return ShownNode(inventory, machine.links, None, machine.usable_mask, machine.usable_mask)
 
 
 def topology_report(shown: ShownNode, report: MachineReport) -> TopologyReport:
     """The report of ``topology``; ``report`` is that of ``devices`` for the same machine."""
-    geometry, free = shown.has.geometry, shown.free_mask
+    geometry, free = shown.inventory.geometry, shown.free_mask
     sets, devices = [], []
     for count, masks in sets_by_count(geometry, Unit.DEVICE).items():
         fitting = tuple(geometry.whole_devices(mask) for mask in masks if mask & free == mask)

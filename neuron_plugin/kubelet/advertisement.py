@@ -1,8 +1,8 @@
 """The device list of one resource, in versions.
 
-Any number of ListAndWatch streams may follow it. Each stream remembers the last version it sent and wakes when there is
-a newer one. So a stream that is not read delays no other stream and loses no change, as one shared queue would. Each
-message is the whole list, so a slow stream may skip versions.
+Any number of ListAndWatch streams may follow it. Each stream remembers its last sent version and wakes up for a newer
+one. So an unread stream delays no other stream and loses no change, as it would with one shared queue. Each message is
+the whole list, so a slow stream may skip versions.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import NamedTuple
 class AdvertisedDevice:
     """One unit of a resource as ListAndWatch lists it.
 
-    ``reason`` says why a device is unhealthy; the kubelet never sees it, the error of a refused request contains it.
-    ``numa_nodes`` is empty unless NUMA alignment was asked for and the node is known: with a topology the kubelet may
-    fill a request without asking for a preference (``dm/manager.go``, ``devicesToAllocate``).
+    ``reason`` says why a device is unhealthy: not for the kubelet, but for the error of a refused request.
+    ``numa_nodes`` is empty unless NUMA alignment is configured and the NUMA node is known: with a topology the kubelet
+    may fill a request without asking for a preference (``dm/manager.go``, ``devicesToAllocate``).
     """
 
     id: str
@@ -36,10 +36,10 @@ class Edition(NamedTuple):
 
 
 class Advertisement:
-    """What is advertised of one resource: the daemon publishes, streams send `latest` and wait for `changed`.
+    """The advertised devices of one resource: the daemon publishes, streams send `latest` and wait for `changed`.
 
-    Construct it with the devices already known, so that no stream begins with an empty list while devices exist.
-    Devices are given in numeric order, each id once: the kubelet would silently count one that comes twice once.
+    Construct it with the known devices, so that no stream begins with an empty list while devices exist. Devices must
+    be in numeric order and each id unique: the kubelet would silently count a duplicate once.
     """
 
     def __init__(self, devices: Iterable[AdvertisedDevice] = ()) -> None:
@@ -49,7 +49,7 @@ class Advertisement:
         self._changed = asyncio.Event()
 
     def publish(self, devices: Iterable[AdvertisedDevice]) -> bool:
-        """Make ``devices`` the list, and send it if it differs from the last one; whether it did."""
+        """Make ``devices`` the list, and send it if it differs from the last one. Returns whether it differs."""
         version, before = self.latest
         after = tuple(devices)
         differs = after != before  # reasons may differ; the kubelet never sees them
@@ -59,10 +59,10 @@ class Advertisement:
         return differs
 
     def rewrite(self) -> None:
-        """Send the same list again on every open stream, so that the kubelet writes its checkpoint.
+        """Send the same list on every open stream, so that the kubelet writes its checkpoint.
 
-        Any ListAndWatch message makes the kubelet write its whole memory, an identical one too (``dm/manager.go``,
-        ``genericDeviceUpdateCallback``). Calls made before a stream has sent the last one become one message.
+        Any ListAndWatch message, even an identical one, makes the kubelet write its whole state (``dm/manager.go``,
+        ``genericDeviceUpdateCallback``). Several calls may become one message of a stream.
         """
         self.latest = self.latest._replace(version=self.latest.version + 1)
         self.wake()

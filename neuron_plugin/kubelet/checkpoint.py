@@ -31,11 +31,11 @@ _NEVER_READ = object()
 
 
 class FileContent(Protocol):
-    """What one version of a file says; ``version`` is None while there is no file."""
+    """The content of one version of a file; ``version`` is None while there is no file."""
 
     @property
     def version(self) -> Version | None:
-        """Which version of the file it is."""
+        """The version of the file."""
 
 
 Content = TypeVar("Content", bound=FileContent)
@@ -93,7 +93,7 @@ class KubeletFile(ABC, Generic[Content]):
             return _CANNOT_STAT
 
     def read(self) -> Content:
-        """Read the whole file. Its version is that of the file which was read, also if it is replaced meanwhile.
+        """Read the whole file. Its version is the read file's own, also if the file is replaced meanwhile.
 
         Raises:
             CheckpointError: the file cannot be opened, is larger than 64 MiB, or has an unknown shape.
@@ -128,10 +128,10 @@ class CheckpointFile(KubeletFile[Checkpoint]):
 
 
 class RecordFile(Protocol[Content_co]):
-    """A file in which the kubelet records allocations, or what stands for it."""
+    """The kubelet's file of allocations, or a stand-in for it."""
 
     def version(self) -> Version | None:
-        """What differs between two versions of the file, by one stat."""
+        """The file's version, by one stat; it differs between two versions."""
 
     def read(self) -> Content_co:
         """Read the file, or raise CheckpointError."""
@@ -146,7 +146,7 @@ class FollowedFile(Generic[Content_co]):
         self._version: object = _NEVER_READ
 
     def news(self) -> Content_co | None:
-        """What the file says, if it has changed and can be read: one stat if it has not changed."""
+        """The content of the file, if it has changed and can be read: one stat if it has not changed."""
         version = self.source.version()
         if version == self._version:
             return None

@@ -1,9 +1,9 @@
-"""The DevicePlugin service of one resource: what the kubelet asks, checked, decided by the daemon and answered.
+"""The DevicePlugin service of one resource: checks the kubelet's requests, lets the daemon decide, and answers.
 
-The daemon decides as a `DeviceHandler`, in values free of protobuf. Two rules hold here for every handler. No request
-for a device that is not advertised as healthy reaches it, and no mistake in choosing a preference becomes an error:
-either would cost a pod its life. A service is one gRPC server on one socket and counts its streams and calls. It may
-only be stopped while no call is running, or the kubelet fails the pod of that call.
+The daemon decides as a `DeviceHandler`, in values free of protobuf. Two rules hold for every handler. It gets no
+request for a device that is not advertised as healthy. A mistake in choosing a preference never becomes an error,
+because an error fails the pod for good. A service is one gRPC server on one socket and counts its streams and calls. It
+may only be stopped while no call is running: otherwise the kubelet fails the pod of that call.
 
 Field meanings and numbers: ``protos/neuron_plugin/kubelet/_proto/deviceplugin/v1beta1/api.proto``.
 """
@@ -30,7 +30,8 @@ _log = logging.getLogger(__name__)
 
 API_VERSION = "v1beta1"
 OPTIONS = pb.DevicePluginOptions(get_preferred_allocation_available=True)
-"""What the kubelet may ask for. Not PreStartContainer: it would keep containers from restarting without the plugin."""
+"""The optional calls that the kubelet makes. Not PreStartContainer: with it, containers could not restart without the
+plugin."""
 _CALLS_SECONDS = 1.0  # for running calls before a stop; with the server's grace the whole stop takes less than 2 s
 _ALLOCATE_FOLLOWS_SECONDS = 0.1  # after a preference the kubelet does nothing else first (``dm/manager.go``)
 
@@ -39,7 +40,7 @@ GrpcContext = grpc.aio.ServicerContext[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class DeviceNode:
-    """A device file a container gets; ``permissions`` are letters of the device cgroup (r, w, m)."""
+    """A device file for a container; ``permissions`` are letters of the device cgroup (r, w, m)."""
 
     host_path: str
     container_path: str
@@ -48,7 +49,7 @@ class DeviceNode:
 
 @dataclass(frozen=True, slots=True)
 class ContainerAllocation:
-    """All that one container receives for the devices of one resource.
+    """All that one container gets for the devices of one resource.
 
     ``cdi_devices`` are fully qualified names (``vendor.com/class=name``). ``annotations`` become annotations of the CRI
     container, never of the Pod. The kubelet records all of this in its checkpoint and uses it at each container start.
@@ -61,10 +62,10 @@ class ContainerAllocation:
 
 
 class AllocationRefusedError(Exception):
-    """An Allocate that is answered with a gRPC error: the kubelet fails the pod for good, with this text.
+    """A gRPC error as the answer to Allocate: the kubelet fails the pod for good, with this text.
 
     ``code`` is INVALID_ARGUMENT for a malformed request, NOT_FOUND for ids that are not advertised, and
-    FAILED_PRECONDITION where devices are unhealthy or the daemon finds a lasting conflict.
+    FAILED_PRECONDITION if devices are unhealthy or the daemon finds a lasting conflict.
     """
 
     def __init__(self, text: str, code: grpc.StatusCode = grpc.StatusCode.FAILED_PRECONDITION) -> None:
@@ -73,34 +74,34 @@ class AllocationRefusedError(Exception):
 
 
 class DeviceHandler(Protocol):
-    """What the daemon decides about devices; one handler may serve several resources.
+    """The daemon's decisions about devices; one handler may serve several resources.
 
-    Calls may overlap: not for one kubelet in its normal admission, but when a kubelet restarts during a call. The call
-    of the old kubelet is then cancelled.
+    Calls may overlap if a kubelet restarts during a call; the call of the old kubelet is then cancelled. Otherwise a
+    kubelet makes one call at a time.
     """
 
     async def preferred(
         self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
     ) -> Sequence[str]:
-        """Choose ``size`` of the ``available`` ids, all of ``must_include`` among them.
+        """Choose ``size`` of the ``available`` ids, including all of ``must_include``.
 
-        Slow work belongs here, within the service's deadline. If this raises or returns an answer that the kubelet
-        would change, the service answers with the lowest ids: an error would fail the pod for good.
+        Slow work belongs here, within the service's deadline. If this raises an error or returns an answer that the
+        kubelet would change, the service answers with the lowest ids: an error would fail the pod for good.
         """
 
     async def allocate(self, resource: str, ids: Sequence[str]) -> ContainerAllocation:
-        """Record and answer, from memory in the normal case: the kubelet admits no other pod of the node meanwhile.
+        """Record and answer, normally from memory: the kubelet admits no other pod of the node meanwhile.
 
         ``ids`` are advertised as healthy, distinct and in numeric order. The kubelet has no deadline of its own.
 
         Raises:
-            AllocationRefusedError: the request conflicts with something lasting. Nothing may have been recorded.
+            AllocationRefusedError: there is a lasting conflict. Nothing may have been recorded then.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class KubeletCounters:
-    """What happened between the kubelet and this plugin since its start; one object for all resources.
+    """Counts of the plugin's exchange with the kubelet since its start; one object for all resources.
 
     ``registrations`` are counted by resource and outcome ("accepted" or "failed"), ``preferences_replaced`` by
     resource, ``refused_requests`` by resource and gRPC method.
@@ -113,7 +114,7 @@ class KubeletCounters:
 
 @dataclass(eq=False)
 class DevicePluginService(Endpoint, pb_grpc.DevicePluginServicer):
-    """The methods that a kubelet calls, for one resource on one socket.
+    """The methods that the kubelet calls, for one resource on one socket.
 
     ``preference_deadline_seconds`` is how long the handler may take to choose a preference. ``stream_changed`` is set
     when a stream begins or ends.
@@ -140,7 +141,7 @@ class DevicePluginService(Endpoint, pb_grpc.DevicePluginServicer):
         """Serve at ``path``; ``watcher`` answers the kubelet's plugin watcher on the same socket.
 
         Raises:
-            EndpointError: a file is there that is no socket, or the directory cannot be written to.
+            EndpointError: another file than a socket is at the path, or the directory is not writable.
         """
         server = grpc.aio.server()
         pb_grpc.add_DevicePluginServicer_to_server(self, server)
@@ -156,7 +157,8 @@ class DevicePluginService(Endpoint, pb_grpc.DevicePluginServicer):
     async def end_streams(self, patience_seconds: float) -> None:
         """End every stream as soon as no call is running, or after ``patience_seconds``; new streams end at once.
 
-        An Allocate follows a preference at once, so it counts as running for a moment after a preference.
+        The kubelet calls Allocate right after a preference, so a call counts as running for a moment after a
+        preference.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -171,11 +173,11 @@ class DevicePluginService(Endpoint, pb_grpc.DevicePluginServicer):
         self.advertisement.wake()
 
     async def GetDevicePluginOptions(self, request: pb.Empty, context: GrpcContext) -> pb.DevicePluginOptions:
-        """Say what the kubelet may ask for; it asks while our Register call is still waiting."""
+        """Return the options; the kubelet calls this while our Register call is still waiting."""
         return OPTIONS
 
-    # A coroutine that writes, which grpc.aio accepts, and not the generator of the stubs: a generator cancelled in a
-    # write is closed by the garbage collector only, and would be counted as an open stream until then.
+    # A coroutine that writes, which grpc.aio accepts, instead of the stubs' generator: a generator that is cancelled in
+    # a write is only closed by the garbage collector, and would count as an open stream until then.
     async def ListAndWatch(self, request: pb.Empty, context: GrpcContext) -> None:  # type: ignore[override]
         """Send the whole list, and again with each newer edition, until the kubelet or `end_streams` ends it."""
         self.streams_open += 1
@@ -210,7 +212,7 @@ class DevicePluginService(Endpoint, pb_grpc.DevicePluginServicer):
         return response
 
     async def _preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
-        """The handler's choice if it comes in time and the kubelet would take exactly it, else the lowest ids."""
+        """The handler's choice if it is in time and the kubelet would use it unchanged, else the lowest ids."""
         deadline_seconds = self.preference_deadline_seconds
         try:
             async with asyncio.timeout(deadline_seconds):
@@ -227,7 +229,7 @@ class DevicePluginService(Endpoint, pb_grpc.DevicePluginServicer):
         return lowest_ids(available, must_include, size)
 
     async def Allocate(self, request: pb.AllocateRequest, context: GrpcContext) -> pb.AllocateResponse:
-        """Answer one response for each container, in order, or an error; never an empty answer."""
+        """Return one response for each container, in order, or an error; never an empty answer."""
         self._begin_call(context)
         try:
             containers = [container.devices_ids for container in request.container_requests]
@@ -255,7 +257,7 @@ class DevicePluginService(Endpoint, pb_grpc.DevicePluginServicer):
         """Count the call until gRPC has sent its answer, which is after the handler has returned."""
         self._calls += 1
         self._idle.clear()
-        context.add_done_callback(self._end_call)  # type: ignore[arg-type]  # the stubs forget that their callback is a protocol
+        context.add_done_callback(self._end_call)  # type: ignore[arg-type]  # the stubs' callback is a protocol
 
     def _end_call(self, _context: object) -> None:
         self._calls -= 1
@@ -264,11 +266,11 @@ class DevicePluginService(Endpoint, pb_grpc.DevicePluginServicer):
 
 
 def checked_ids(resource: str, edition: Edition, containers: Sequence[Sequence[str]]) -> list[list[str]]:
-    """The ids of each container request in the edition's order, all of them healthy there and asked for once.
+    """The ids of each container request in the edition's order; all are healthy there and requested once.
 
     Raises:
-        AllocationRefusedError: no request, one without ids or with an id twice, or an id that is not advertised, or is
-            as unhealthy.
+        AllocationRefusedError: there is no request, a request has no ids or an id twice, or an id is not advertised as
+            healthy.
     """
     malformed = grpc.StatusCode.INVALID_ARGUMENT
     if not containers or not all(containers):
@@ -293,7 +295,7 @@ def checked_ids(resource: str, edition: Edition, containers: Sequence[Sequence[s
 def preference_fault(
     ids: Sequence[str], available: Sequence[str], must_include: Sequence[str], size: int
 ) -> str | None:
-    """What is wrong with ``ids`` as a preference, or None if the kubelet would take exactly them."""
+    """Why ``ids`` are no valid preference; None if the kubelet would use them unchanged."""
     if len(ids) == len(set(ids)) == size and set(must_include) <= set(ids) <= set(available):
         return None
     wanted = f"{size} of {_listed(available)}" + (f" with {_listed(must_include)}" if must_include else "")
@@ -301,9 +303,9 @@ def preference_fault(
 
 
 def lowest_ids(available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
-    """A preference that needs no decision: ``must_include``, then the lowest available ids.
+    """A preference without a decision: ``must_include``, then the lowest available ids.
 
-    Shorter than ``size`` only if there are not enough; the kubelet then fills it up.
+    Shorter than ``size`` only if there are too few; the kubelet then adds others.
     """
     kept = in_numeric_order(set(must_include))
     others = in_numeric_order(set(available).difference(kept))
@@ -325,7 +327,7 @@ def device_list(edition: Edition) -> pb.ListAndWatchResponse:
 
 
 def container_response(allocation: ContainerAllocation) -> pb.ContainerAllocateResponse:
-    """What one container receives, as Allocate answers it."""
+    """The Allocate response for one container."""
     return pb.ContainerAllocateResponse(
         envs=allocation.envs,
         devices=[

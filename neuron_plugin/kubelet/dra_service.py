@@ -39,7 +39,7 @@ LONGEST_MESSAGE = 1024
 
 @dataclass(frozen=True, slots=True)
 class ClaimReference:
-    """Which claim the kubelet means."""
+    """A claim, as the kubelet names it."""
 
     namespace: str
     name: str
@@ -51,7 +51,7 @@ class ClaimReference:
 
 @dataclass(frozen=True, slots=True)
 class PreparedDevice:
-    """One device of a claim, and the CDI devices that a container gets which uses its request."""
+    """One device of a claim, and the CDI devices for each container that uses its request."""
 
     request: str
     pool: str
@@ -61,7 +61,7 @@ class PreparedDevice:
 
 @dataclass(frozen=True, slots=True)
 class ReportedHealth:
-    """What is wrong with a device; an empty ``fault`` for a healthy one."""
+    """The health of a device; ``fault`` says what is wrong, and is empty for a healthy one."""
 
     pool: str
     device: str

@@ -1,9 +1,9 @@
-"""Which pod has which claim prepared, read from the kubelet's own file.
+"""The prepared claims of pods, read from the kubelet's file.
 
 The kubelet's DRA manager writes ``dra_manager_state`` in its root directory (pkg/kubelet/cm/dra/state, 1.36). Before it
-calls a driver it writes the claims and the pods that wait for them. It writes what drivers have answered after all
-drivers and claims of a pod have succeeded. So a claim without devices is one that is being prepared. The kubelet also
-removes lines of pods that run (kubernetes#140212), so a line that goes ends nothing. Never write this file.
+calls a driver it writes the claims and the pods that wait for them. It writes the drivers' answers once all drivers and
+claims of a pod have succeeded. So a claim without devices is being prepared. The kubelet also removes entries of
+running pods (kubernetes#140212), so a removed entry does not mean that the pod has ended. Never write this file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ API_VERSION = "checkpoint.dra.kubelet.k8s.io/v1"
 
 @dataclass(frozen=True, slots=True)
 class PreparedClaim:
-    """A claim that a driver has prepared: its pods, and the devices as that driver has named them."""
+    """A claim that a driver has prepared: its pods, and the names that the driver gave the devices."""
 
     driver: str
     uid: str
@@ -68,14 +68,14 @@ class _Claim(msgspec.Struct, frozen=True):
 
 
 class _Data(msgspec.Struct, frozen=True):
-    """A kubelet always writes the key, with null for no claims: without it the shape is unknown."""
+    """The claims. A kubelet always writes the key, with null for no claims: a file without it has an unknown shape."""
 
     api_version: str = msgspec.field(name="apiVersion")
     claims: tuple[_Claim, ...] | None = msgspec.field(name="ClaimInfoStateList")
 
 
 class _File(msgspec.Struct, frozen=True):
-    """``Data`` is JSON in a text. The kubelet itself refuses to start with a wrong checksum."""
+    """The file. ``Data`` is JSON in a text. The kubelet itself refuses to start with a wrong checksum."""
 
     data: str = msgspec.field(name="Data")
 
@@ -84,7 +84,7 @@ def parse_dra_state(data: bytes, drivers: Collection[str]) -> tuple[PreparedClai
     """The claims in the text of the file that have devices of one of ``drivers``.
 
     Raises:
-        CheckpointError: the text has another shape than that of Kubernetes 1.34 to 1.36.
+        CheckpointError: the text does not have the shape of Kubernetes 1.34 to 1.36.
     """
     try:
         document = msgspec.json.decode(msgspec.json.decode(data, type=_File).data, type=_Data)

@@ -19,6 +19,7 @@ from neuron_plugin.backoff import Backoff
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.kubelet.advertisement import in_numeric_order
+from neuron_plugin.kubelet.checkpoint import CheckpointEntry
 from neuron_plugin.kubelet.socket_watch import channel_to, connection_fault
 
 _Answer = TypeVar("_Answer")
@@ -45,13 +46,23 @@ class ContainerDevices:
 class PodDevices:
     """One active pod of the node; ``containers`` has an entry for each container and resource with devices.
 
-    ``claims`` are the names of the claims, of whatever driver, by which its containers have devices.
+    ``claims`` are the names of its containers' claims for devices of any driver.
     """
 
     namespace: str
     name: str
     containers: tuple[ContainerDevices, ...]
     claims: frozenset[str] = frozenset()
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    def entries(self, uid: str) -> tuple[CheckpointEntry, ...]:
+        """Its containers' devices as entries of a checkpoint under ``uid``, without our replies."""
+        return tuple(
+            CheckpointEntry(uid, container.container, container.resource, frozenset(container.ids), {}, ())
+            for container in self.containers
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,12 @@
 """Keeping one resource registered with the kubelet.
 
-The kubelet forgets a plugin when it restarts, when a ListAndWatch stream ends and when a socket file is removed, and it
-never asks for it again. So registration is a loop: wait for kubelet.sock, serve on a new socket, register, and wait for
-a cue that the registration is lost. Then stop that server *fully* and start over. While two registrations of one
+The kubelet forgets a plugin if it restarts, if a ListAndWatch stream ends or if a socket file is removed, and it never
+asks for the plugin again. So registration is a loop: wait for kubelet.sock, serve on a new socket, register, and wait
+for a cue that the registration is lost. Then stop that server *fully* and start over. While two registrations of one
 resource are live, the kubelet (to 1.36) drops the newer one when the older one's stream ends. A failure of one resource
-never ends the process and never touches another resource.
+never ends the process or affects another resource.
 
-A cue is always read from the present state of files and streams. Events only say when to look.
+A cue always comes from the present state of files and streams. Events only say when to look.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ _log = logging.getLogger(__name__)
 REGISTER_DEADLINE_SECONDS = 15.0
 """The kubelet dials back for up to 10 s before it answers; a shorter deadline would lose its own error text."""
 STANDING = "standing"
-"""The token in the one socket path that a resource has in ``plugins_registry``."""
+"""The token in the socket path of a resource in ``plugins_registry``, which never changes."""
 
 
 class RegistrationState(Enum):
-    """Where one resource stands with the kubelet; only in `ADVERTISED` can its devices be allocated."""
+    """The state of one resource at the kubelet; its devices can only be allocated in `ADVERTISED`."""
 
     STOPPED = "stopped"
     WAITING = "waiting for kubelet.sock"
@@ -72,17 +72,17 @@ class RegistrationState(Enum):
 
 
 class RegistrationError(Exception):
-    """The kubelet did not register the resource; the text is the kubelet's, or says why it could not be asked."""
+    """The kubelet did not register the resource; the text is the kubelet's, or says why it was not reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegistrationTimes:
-    """The clock of a registration, in seconds.
+    """The times of a registration, in seconds.
 
     ``stream_deadline`` is how long the kubelet may take to open ListAndWatch after a successful Register. The back-off
-    is reset only after a registration that held for ``settled``: two plugins that push each other out must not do it as
-    fast as they can. Only failures that last for ``patience`` are worth a warning: a kubelet that starts makes its
-    socket before it listens.
+    is reset only after a registration that lasted ``settled``, so that two plugins that replace each other do not do so
+    in a fast loop. Only failures that last for ``patience`` are logged as a warning, because a starting kubelet creates
+    its socket before it listens.
     """
 
     stream_deadline: float = 5.0
@@ -97,12 +97,12 @@ Served = TypeVar("Served", bound=Endpoint)
 
 @dataclass(eq=False)
 class RegisteredServer(ABC, Generic[Served]):
-    """Keeps ``resource``, a resource or a DRA driver, registered with the kubelet for as long as `run` runs.
+    """Keeps ``resource``, a resource or a DRA driver, registered with the kubelet while `run` runs.
 
     ``watch`` is shared by all servers of the daemon, which also runs it. ``changed`` is set when ``state`` or
-    ``failure`` has changed. ``other_route`` is the directory where a server of this name that registers by the other
-    route would have its socket. ``registered`` is set exactly in state `ADVERTISED`; ``failure`` is why the last
-    attempt failed, None after a success; ``socket_path`` is where it is served at present.
+    ``failure`` has changed. ``other_route`` is the directory of this name's socket for the other way of registration.
+    ``registered`` is set exactly in state `ADVERTISED`. ``failure`` is why the last attempt failed, None after a
+    success. ``socket_path`` is the current socket.
     """
 
     resource: str
@@ -136,7 +136,7 @@ class RegisteredServer(ABC, Generic[Served]):
 
     @abstractmethod
     async def _register(self, served: Served) -> str | None:
-        """Return None once the kubelet has accepted us, or a cue that came first."""
+        """Return None once the kubelet has accepted us, or a cue that comes first."""
 
     @abstractmethod
     async def _until_cue(self, served: Served) -> str:
@@ -144,7 +144,7 @@ class RegisteredServer(ABC, Generic[Served]):
 
     @abstractmethod
     async def _dial(self, path: Path, timeout_seconds: float) -> str | None:
-        """Why our socket does not answer, dialled as the kubelet dials it; None if it does."""
+        """Why our socket does not answer a call like the kubelet's; None if it does."""
 
     async def run(self) -> None:
         """Keep the name registered until `stop` or cancellation; after any failure, try again."""
@@ -169,10 +169,9 @@ class RegisteredServer(ABC, Generic[Served]):
                 self._stopped.set()
 
     async def fault(self, timeout_seconds: float) -> str | None:
-        """Why our own socket does not answer, dialled as the kubelet dials it; None if it does, or there is none now.
+        """Why our socket does not answer a call like the kubelet's; None if it does, or there is none now.
 
-        A server may run in this process and be out of reach all the same, because its file is removed, its thread stuck
-        or its queue full.
+        A running server may be unreachable because its file is removed, its thread stuck or its queue full.
         """
         return await self._dial(self.socket_path, timeout_seconds) if self.socket_path else None
 
@@ -188,7 +187,7 @@ class RegisteredServer(ABC, Generic[Served]):
             await self._wait_to_look()
 
     async def _serve_until_cue(self) -> str:
-        """One server instance from bind to its full stop; the reason for its end."""
+        """Run one server instance from bind to its full stop; returns the reason for its end."""
         self._kubelet_tried = self._kubelet_identity()
         self._enter(RegistrationState.REGISTERING)
         for directory in filter(None, (self.watch.directory, self.other_route)):
@@ -208,11 +207,11 @@ class RegisteredServer(ABC, Generic[Served]):
             await served.stop()
 
     def _socket_token(self) -> str:
-        """What distinguishes this instance's socket path; not the process id, which repeats between containers."""
+        """The unique part of this instance's socket path; not the process id, which repeats between containers."""
         return f"{self.random.getrandbits(32):08x}"
 
     def _cue(self, served: Served) -> str | None:
-        """Why the instance has to be replaced, as far as `stop` and the files say."""
+        """Why the instance has to be replaced, by `stop` or by the state of files; None if it has not."""
         if self._stopping:
             return "the plugin is stopping"
         if self._kubelet_identity() != self._kubelet_tried:
@@ -222,7 +221,7 @@ class RegisteredServer(ABC, Generic[Served]):
         return None
 
     async def _back_off(self) -> None:
-        """Let the back-off pass, unless kubelet.sock is a new one: that deserves an attempt at once."""
+        """Wait for the back-off, unless kubelet.sock is new: then try at once."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._backoff.next_seconds()
         while not self._stopping and loop.time() < until:
@@ -235,7 +234,7 @@ class RegisteredServer(ABC, Generic[Served]):
     async def _wait_to_look(self, until: float | None = None) -> None:
         """Wait for a reason to look again: the directory, a stream, a call, `stop`, or the loop's time ``until``.
 
-        Without ``until`` the directory watch still gives a hint every few seconds.
+        Even without ``until`` the directory watch gives a hint every few seconds.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout_at(until):
@@ -296,7 +295,7 @@ class DevicePluginServer(RegisteredServer[DevicePluginService]):
         return service
 
     async def _register(self, served: DevicePluginService) -> str | None:
-        """Call Register and return None, or a cue that came first. The kubelet calls back on this loop meanwhile."""
+        """Call Register and return None, or a cue that comes first. The kubelet calls back on this loop meanwhile."""
         call = asyncio.create_task(register(served.path, self.resource), name=f"register {self.resource}")
         call.add_done_callback(lambda _: self._look.set())
         try:
@@ -307,7 +306,7 @@ class DevicePluginServer(RegisteredServer[DevicePluginService]):
             return call.result()
         finally:
             call.cancel()
-            await asyncio.gather(call, return_exceptions=True)  # ignores the call's end, not a cancellation of ours
+            await asyncio.gather(call, return_exceptions=True)  # ignores the result of the call, not our cancellation
 
     async def _until_cue(self, served: DevicePluginService) -> str:
         loop = asyncio.get_running_loop()
@@ -332,24 +331,24 @@ class DevicePluginServer(RegisteredServer[DevicePluginService]):
 
 
 class WatcherRoute(RegisteredServer[Served], watcher_grpc.RegistrationServicer):
-    """The route by the kubelet's plugin watcher: ``watch`` is on ``plugins_registry``.
+    """Registration by the kubelet's plugin watcher: ``watch`` is on ``plugins_registry``.
 
-    Here the kubelet finds our socket within a second, calls GetInfo on it, connects, and reports the outcome by
-    NotifyRegistrationStatus. It tries again by itself, and a kubelet that starts finds the socket where it is. The path
-    is one per name, because the kubelet deregisters by name and gets the order right for one path only.
+    The kubelet finds our socket within a second, calls GetInfo on it, connects, and reports the result by
+    NotifyRegistrationStatus. It retries by itself, and a kubelet that starts finds the existing socket. There is one
+    path per name, because the kubelet deregisters by name, in the right order for one path only.
     """
 
     plugin_type: ClassVar[str]
-    """The kubelet's word for the kind of plugin, and the versions that it serves."""
+    """The kubelet's name for the kind of plugin, and the served versions."""
     versions: ClassVar[tuple[str, ...]]
     _accepted = False
 
     def _kubelet_identity(self) -> SocketIdentity | None:
-        """No file identifies the kubelet on this route: it comes to us."""
+        """None: with the plugin watcher, the kubelet comes to us and no file identifies it."""
         return None
 
     async def _wait_for_kubelet(self) -> None:
-        """Serve at once: a kubelet that is away finds the socket when it starts."""
+        """Serve at once: a stopped kubelet finds the socket when it starts."""
 
     def _socket_token(self) -> str:
         self._accepted = False
@@ -367,13 +366,13 @@ class WatcherRoute(RegisteredServer[Served], watcher_grpc.RegistrationServicer):
         return None
 
     async def GetInfo(self, request: watcher_pb.InfoRequest, context: GrpcContext) -> watcher_pb.PluginInfo:
-        """Say what this socket is. No endpoint: the services are on this very socket."""
+        """Describe this socket. There is no endpoint: the services are on the same socket."""
         return watcher_pb.PluginInfo(type=self.plugin_type, name=self.resource, supported_versions=self.versions)
 
     async def NotifyRegistrationStatus(
         self, request: watcher_pb.RegistrationStatus, context: GrpcContext
     ) -> watcher_pb.RegistrationStatusResponse:
-        """Take the outcome. After a refusal the kubelet calls GetInfo again after a while, by itself."""
+        """Take the result. After a refusal the kubelet calls GetInfo again by itself, after a while."""
         if request.plugin_registered:
             self._accepted = True
             self._look.set()
@@ -386,7 +385,7 @@ class WatchedPluginServer(WatcherRoute[DevicePluginService], DevicePluginServer)
     """Keeps one resource registered through the kubelet's plugin watcher.
 
     The watcher never notices that a stream ended (pkg/kubelet/pluginmanager, 1.36; connections are monitored for DRA
-    only) until the socket is recreated. So after a lost stream this server stops fully and serves again on the same
+    only) until the socket is recreated. So after a lost stream this server stops fully and starts again on the same
     path.
     """
 
@@ -399,10 +398,10 @@ class WatchedPluginServer(WatcherRoute[DevicePluginService], DevicePluginServer)
 
 
 async def register(endpoint: Path, resource: str, *, deadline_seconds: float = REGISTER_DEADLINE_SECONDS) -> None:
-    """Call Register of the kubelet in the directory of ``endpoint``, which serves ``resource``.
+    """Register ``resource``, which ``endpoint`` serves, with the kubelet in the same directory.
 
-    The kubelet dials ``endpoint`` and asks for the options before it answers. Its status code is always UNKNOWN; only
-    the text says what was wrong.
+    The kubelet dials ``endpoint`` and asks for the options before it answers. The status code of its errors is always
+    UNKNOWN; only the text names the cause.
 
     Raises:
         RegistrationError: refused, not answered in time, or kubelet.sock is not served.
@@ -424,7 +423,7 @@ async def register(endpoint: Path, resource: str, *, deadline_seconds: float = R
 
 
 async def dial(socket: Path, timeout_seconds: float) -> str | None:
-    """Ask the device plugin on ``socket`` for its options, as the kubelet does; None if it answers, else the reason."""
+    """Ask the device plugin on ``socket`` for its options, as the kubelet does. None if it answers, else the reason."""
 
     async def ask(channel: grpc.aio.Channel) -> None:
         await pb_grpc.DevicePluginStub(channel).GetDevicePluginOptions(pb.Empty(), timeout=timeout_seconds)

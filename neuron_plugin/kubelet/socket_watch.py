@@ -1,8 +1,8 @@
-"""Socket files: which one is it, does a process serve it, may we bind this path, and when did the directory change.
+"""Socket files: their identity, whether a process serves them, binding of a path, and changes of the directory.
 
-A path says little: a restarted kubelet recreates kubelet.sock under the same name, and ext4 gives the new file the old
-inode number. A gRPC server silently binds over the socket of another one. So a socket is known by device, inode *and*
-time of change, and a path is bound only after a look at what is there.
+A path does not identify a socket: a restarted kubelet recreates kubelet.sock under the same name, and ext4 gives the
+new file the old inode number. A gRPC server silently binds over the socket of another server. So a socket is identified
+by device, inode *and* time of change, and a path is checked before it is bound.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _CHANNEL_OPTIONS = (
     ("grpc.default_authority", "localhost"),  # the default is the percent-encoded path, which some servers refuse
     ("grpc.use_local_subchannel_pool", 1),  # else a new channel inherits the old one's back-off
     ("grpc.enable_retries", 0),
-    ("grpc.max_receive_message_length", 16 << 20),  # the size the kubelet allows itself for PodResources
+    ("grpc.max_receive_message_length", 16 << 20),  # the kubelet's own limit for PodResources
 )
 
 
 SocketIdentity = tuple[int, int, int]
-"""What distinguishes a socket file from the next one under the same name: device, inode, nanoseconds of its change."""
+"""Distinguishes a socket file from a later one of the same name: device, inode, nanoseconds of its change."""
 
 
 class EndpointError(Exception):
@@ -46,7 +46,7 @@ class EndpointError(Exception):
 
 
 def identity_of(path: Path) -> SocketIdentity | None:
-    """The identity of the socket at ``path``, or None if there is none, or something that is no socket."""
+    """The identity of the socket at ``path``; None if there is no file, or it is no socket."""
     try:
         status = path.lstat()
     except OSError:
@@ -59,7 +59,7 @@ def identity_of(path: Path) -> SocketIdentity | None:
 def is_served(path: Path) -> bool:
     """Whether a process accepts connections at ``path``; never blocks for long.
 
-    True in doubt: a server too busy to accept, or a socket that we may not connect to.
+    True in doubt: if a server is too busy to accept, or we may not connect.
     """
     with _probe() as probe:
         try:
@@ -88,16 +88,16 @@ class Endpoint:
     """
 
     grace_seconds = 0.5
-    """For calls and streams that are under way at the end."""
+    """For calls and streams in progress at the end."""
 
     async def listen(self, server: grpc.aio.Server, path: Path) -> None:
-        """Bind ``path`` and serve what was added to ``server``.
+        """Bind ``path`` and serve the services of ``server``.
 
         Raises:
             EndpointError: a file is there that is no socket, or the directory cannot be written to.
         """
         self._server, self.path = server, path
-        before = os.umask(0o177)  # process-wide, so only for the bind, in which nothing is awaited
+        before = os.umask(0o177)  # process-wide, so only for the bind, which awaits nothing
         try:
             server.add_insecure_port(f"unix:{path}")
         except RuntimeError as error:  # gRPC gives no reason
@@ -109,7 +109,7 @@ class Endpoint:
         await server.start()
 
     def is_reachable(self) -> bool:
-        """Whether our own socket is still at our path: a server whose file is gone runs on, but no client finds it."""
+        """Whether our socket is still at our path: a server runs on without its file, but no client finds it."""
         return self._identity is not None and identity_of(self.path) == self._identity
 
     async def stop(self) -> None:
@@ -133,12 +133,12 @@ def channel_to(path: Path) -> grpc.aio.Channel:
 
 
 def connection_fault(error: grpc.aio.AioRpcError) -> str:
-    """Why a socket could not be reached, in the system's words alone: gRPC wraps them in a line of its own."""
+    """Why a socket could not be reached: the system's error without gRPC's text around it."""
     return (error.details() or error.code().name).rpartition("error: ")[2]
 
 
 async def answer_fault(path: Path, ask: Callable[[grpc.aio.Channel], Awaitable[object]], seconds: float) -> str | None:
-    """Why the server at ``path`` does not answer what is asked of it within ``seconds``; None if it does."""
+    """Why the server at ``path`` does not answer ``ask`` within ``seconds``; None if it does."""
     async with channel_to(path) as channel:
         try:
             await ask(channel)
@@ -150,7 +150,7 @@ async def answer_fault(path: Path, ask: Callable[[grpc.aio.Channel], Awaitable[o
 
 
 def endpoint_prefix(resource: str) -> str:
-    """The beginning of the name of each socket of a resource; no other resource's socket has it."""
+    """The prefix of the names of a resource's sockets; no other resource's socket has it."""
     digest = hashlib.sha256(resource.encode()).hexdigest()[:8]
     readable = "".join(
         character if character.isalnum() and character.isascii() else "-" for character in resource.rpartition("/")[2]
@@ -159,7 +159,7 @@ def endpoint_prefix(resource: str) -> str:
 
 
 def endpoint_path(directory: Path, resource: str, token: str) -> Path:
-    """Where one server instance of a resource listens; ``token`` belongs to that instance alone.
+    """The socket path of one server instance of a resource; ``token`` is unique to the instance.
 
     Raises:
         EndpointError: the directory's name is too long for any socket in it.
@@ -176,7 +176,7 @@ def clear_strays(directory: Path, resource: str) -> None:
     """Remove sockets that dead servers of ``resource`` have left in ``directory``.
 
     Raises:
-        EndpointError: one of them is alive. After two registrations of one resource the kubelet drops both in the end.
+        EndpointError: a server is alive. If one resource is registered twice, the kubelet finally drops both.
     """
     prefix = endpoint_prefix(resource)
     entries = directory.iterdir() if directory.is_dir() else ()  # glob hides errors from Python 3.13 on
@@ -192,11 +192,11 @@ def clear_strays(directory: Path, resource: str) -> None:
 
 @dataclass(eq=False)
 class DirectoryWatch:
-    """Hints that something in the kubelet's ``directory`` may have changed, given while `run` runs.
+    """Gives hints, while `run` runs, that something in the kubelet's ``directory`` may have changed.
 
-    inotify reports a change within a millisecond, and nothing of a directory whose parent was replaced. So an event is
-    only a hint to look, and every ``period_seconds`` there is a hint without an event. Listeners look at the files they
-    care about. One watch serves all resources of the daemon.
+    inotify reports a change within a millisecond, but nothing in a directory whose parent was replaced. So an event is
+    only a hint to look, and every ``period_seconds`` there is a hint without an event. Listeners check their files. One
+    watch serves all resources of the daemon.
     """
 
     directory: Path
@@ -209,7 +209,7 @@ class DirectoryWatch:
 
     @contextmanager
     def listening(self, listener: asyncio.Event) -> Iterator[None]:
-        """Set ``listener`` on each hint for the length of the block."""
+        """Set ``listener`` on each hint during the block."""
         self._listeners.add(listener)
         try:
             yield
@@ -222,7 +222,7 @@ class DirectoryWatch:
             try:
                 await self._follow()
             except OSError as error:
-                # The users of the directory report a missing one.
+                # The users of the directory report that it is missing.
                 if error.errno not in {errno.ENOENT, errno.ENOTDIR, self._logged_errno}:
                     self._logged_errno = error.errno
                     remedy = "raise the node's fs.inotify.max_user_instances or max_user_watches"

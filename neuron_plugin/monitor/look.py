@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from datetime import datetime
 
-from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, Lease, Scope
-from neuron_plugin.cluster.api import PAGE_SECONDS, send
-from neuron_plugin.cluster.leases import LEADER_LEASE, LEASE_PREFIX
-from neuron_plugin.cluster.objects import LEASES, pages
-from neuron_plugin.placement.informers import nodes_of, see_leader, survey
+from neuron_plugin.cluster import ApiServer, Lease
+from neuron_plugin.cluster.leases import LEASE_PREFIX
+from neuron_plugin.placement.informers import Informers, nodes_of
 from neuron_plugin.placement.state import ClusterState
-from neuron_plugin.topology import Catalogue
+from neuron_plugin.topology import Catalogue, product_names
 
 SKEW_SECONDS = 30.0
 """By how much clocks may differ before a look has to watch."""
@@ -29,25 +26,12 @@ async def look(api: ApiServer, types: Catalogue, *, lease_namespace: str = "", j
     Raises:
         ClusterError: the API server refused, did not answer, or its answer cannot be read.
     """
-    state = await survey(api, types, lease_namespace=lease_namespace, judge=False)
-    if not (judge and lease_namespace):
-        return state
-    try:
-        listed = pages(api, LEASES, Scope(lease_namespace), page_timeout_seconds=PAGE_SECONDS)
-        silent = silent_plugins([lease async for page in listed for lease in page.records], time.time())
-    except ApiError:  # without the right to read Leases plugins go unjudged
-        return state
-    if silent is None:
-        return await survey(api, types, lease_namespace=lease_namespace)
-    state.set_stale(silent)
+    state = ClusterState(products=product_names(types))
+    informers = Informers(api, state, types, lease_namespace=lease_namespace)
+    await informers.list_once()
+    silent = silent_plugins(informers.leases, time.time()) if judge else frozenset[str]()
+    state.set_stale(await informers.watch_leases() if silent is None else silent)
     return state
-
-
-async def read_leader(api: ApiServer, state: ClusterState, lease_namespace: str) -> None:
-    """Read the leader's Lease into a followed state; an unreadable one changes nothing."""
-    request = ApiRequest("GET", LEASES.item(LEADER_LEASE, lease_namespace))
-    with suppress(ClusterError):
-        see_leader(state, LEASES.decode(await send(api, request, timeout_seconds=PAGE_SECONDS)))
 
 
 def silent_plugins(leases: Iterable[Lease], now: float) -> frozenset[str] | None:

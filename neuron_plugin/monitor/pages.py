@@ -52,7 +52,7 @@ class MonitorPages:
 
     def metrics(self, state: ClusterState, *, leading: bool) -> Iterable[Metric]:
         """The devices by state, from the leader alone."""
-        yield use_metric(list(state.nodes.values()) if leading else [])
+        return use_metric(list(state.nodes.values()) if leading else [])
 
     async def run(self, state: ClusterState) -> None:
         """Nothing has to be done."""

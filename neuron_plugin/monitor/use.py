@@ -6,15 +6,16 @@ give the counts from before this replica's start.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import aiohttp
 import msgspec
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import Metric
 from yarl import URL
 
 from neuron_plugin.allocation import NodeInfo
+from neuron_plugin.metrics import Table
 from neuron_plugin.monitor.views import device_counts
 from neuron_plugin.topology import free_sets
 
@@ -26,6 +27,7 @@ _HELP = (
     "Devices by state, each in one: used (of pods that work), broken (of pods, and unhealthy or missing); without pods "
     "are free (in the largest free linked set of their node), unlinked (free beside it) and other (not available)."
 )
+METRICS = Table("", {USE_METRIC: ("gauge", ("state",), _HELP)})
 
 
 class UseError(Exception):
@@ -66,12 +68,10 @@ def use_of(infos: Iterable[NodeInfo], at: int) -> Use:
     return Use(at, used, free, unlinked, other, broken)
 
 
-def use_metric(infos: Iterable[NodeInfo]) -> GaugeMetricFamily:
-    """The present counts as a metric; without ``infos`` it has no values."""
-    family, nodes = GaugeMetricFamily(USE_METRIC, _HELP, labels=["state"]), list(infos)
-    for state, count in zip(_STATES, use_of(nodes, 0)[1:], strict=True) if nodes else ():
-        family.add_metric([state], count)
-    return family
+def use_metric(infos: Iterable[NodeInfo]) -> Iterator[Metric]:
+    """The present counts as a metric; without ``infos`` there is none."""
+    counts = zip(_STATES, use_of(nodes, 0)[1:], strict=True) if (nodes := list(infos)) else ()
+    return METRICS.families({USE_METRIC: {(state,): count for state, count in counts}})
 
 
 class _Series(msgspec.Struct):

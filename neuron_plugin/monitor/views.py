@@ -23,7 +23,18 @@ from neuron_plugin.allocation.utilization import ContainerUtilization, Utilizati
 from neuron_plugin.cluster import ApiResource
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.planning.domains import domains_of
-from neuron_plugin.topology import CoreMask, Geometry, Unit, cores_in, free_sets, valid_sets
+from neuron_plugin.topology import (
+    MOST_SHAPES,
+    CoreMask,
+    Geometry,
+    Topology,
+    Unit,
+    cores_in,
+    free_sets,
+    grids_of,
+    links_of,
+    valid_sets,
+)
 from neuron_plugin.wording import named
 
 GROUP = "/apis/neuron-plugin.io/v1"
@@ -32,6 +43,8 @@ NODE_LABEL = "neuron-plugin.io/node"
 NAMESPACE_LABEL = "neuron-plugin.io/namespace"
 _MOST_MASKS = 8192
 """Masks whose ids are remembered."""
+_LONGEST_ROW = 4
+"""Of a drawing, where the topology leaves it open: the live page draws all devices in one size."""
 _LATEST = datetime.max.replace(tzinfo=UTC).timestamp()
 """The end of year 9999; annotations can name later times."""
 
@@ -79,6 +92,9 @@ class NodeViewSpec(_Part, frozen=True):
     ``block_sizes`` are the device counts that are handed out as aligned blocks; if empty, any run is valid.
     ``core_block_sizes`` are the same for slices of cores, if they differ, as on Trn2 and Trn3. ``domains`` are the
     parts of the network in the node's labels, by level, the broadest first.
+
+    ``places`` are the row and column of each device in a drawing. ``links`` are the devices that each device is linked
+    to on a complete machine. Both are by device id.
     """
 
     instance_type: str = ""
@@ -92,6 +108,8 @@ class NodeViewSpec(_Part, frozen=True):
     block_sizes: tuple[int, ...] = ()
     core_block_sizes: tuple[int, ...] = ()
     domains: Mapping[str, str] = {}
+    places: tuple[tuple[int, int], ...] = ()
+    links: tuple[tuple[int, ...], ...] = ()
 
 
 class UtilizationView(_Part, frozen=True):
@@ -297,6 +315,8 @@ def node_view(state: ClusterState, info: NodeInfo, version: int = 0) -> NodeView
         block_sizes=geometry.block_sizes,
         core_block_sizes=geometry.core_block_sizes,
         domains=domains_of(info.node.rules.labels, state.levels),
+        places=_places(geometry.topology, geometry.device_count),
+        links=_links(geometry.topology, geometry.device_count),
     )
     utilization = device_utilization(info, state.utilization_on(info.name))
     status = NodeViewStatus(
@@ -525,7 +545,22 @@ def _ascending(ids: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted(ids))
 
 
-# A cluster of thousands of nodes has few different masks: their ids are worked out once.
+# A cluster of thousands of nodes has few different machines and masks: what follows from them is worked out once.
+
+
+@lru_cache(maxsize=MOST_SHAPES)
+def _places(topology: Topology, device_count: int) -> tuple[tuple[int, int], ...]:
+    """By device id; a free row is between two tori."""
+    places, first_row = dict[int, tuple[int, int]](), 0
+    for grid in grids_of(topology, device_count, _LONGEST_ROW):
+        places |= {device: (first_row + row, column) for device, (row, column) in grid.places.items()}
+        first_row = 2 + max((row for row, _ in places.values()), default=0)
+    return tuple(places[device] for device in range(device_count))
+
+
+@lru_cache(maxsize=MOST_SHAPES)
+def _links(topology: Topology, device_count: int) -> tuple[tuple[int, ...], ...]:
+    return tuple(_ascending(links) for links in links_of(topology, device_count).values())
 
 
 @lru_cache(maxsize=_MOST_MASKS)

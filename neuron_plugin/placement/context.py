@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NoReturn
 
 from neuron_plugin.allocation import PodReference
 from neuron_plugin.backoff import CLOCK, Clock
@@ -14,8 +13,9 @@ from neuron_plugin.cluster import ApiServer, ClusterError, Election, ObjectRefer
 from neuron_plugin.cluster.api import REQUEST_SECONDS, send
 from neuron_plugin.cluster.writes import create_event, utc_now
 from neuron_plugin.decision_log import DecisionLog
+from neuron_plugin.metrics import MetricCounts
 from neuron_plugin.placement.leadership import Readiness
-from neuron_plugin.placement.metrics import ExtenderMetrics
+from neuron_plugin.placement.metrics import new_counts
 from neuron_plugin.placement.state import ClusterState
 
 REPORTER = "neuron-plugin.io/extender"
@@ -99,7 +99,7 @@ class Context:
     state: ClusterState
     ready: Readiness
     instance: str
-    metrics: ExtenderMetrics = field(default_factory=ExtenderMetrics)
+    metrics: MetricCounts = field(default_factory=new_counts)
     decisions: DecisionLog = field(default_factory=DecisionLog)
     election: Election | None = None
     times: Times = field(default_factory=Times)
@@ -142,10 +142,3 @@ class Context:
 def about_pod(pod: PodReference) -> ObjectReference:
     """A pod as the object that an event is about."""
     return ObjectReference("Pod", pod.name, pod.uid, "v1", pod.namespace)
-
-
-async def every(seconds: float, look: Callable[[], Awaitable[None]], clock: Clock = CLOCK) -> NoReturn:
-    """Look, and again after so long, until cancelled."""
-    while True:
-        await look()
-        await clock.sleep(seconds)

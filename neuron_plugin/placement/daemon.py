@@ -25,23 +25,19 @@ from prometheus_client import Metric
 
 from neuron_plugin.allocation.keys import PREFLIGHT_KEY
 from neuron_plugin.allocation.preflight import CheckScope
-from neuron_plugin.backoff import CLOCK, keep_running
+from neuron_plugin.backoff import CLOCK, every, keep_running
+from neuron_plugin.build import build
 from neuron_plugin.cluster import ApiServer, Election, LeaseName
 from neuron_plugin.cluster.leases import LEADER_LEASE, Terms
 from neuron_plugin.decision_log import DecisionLog, decisions_document
 from neuron_plugin.http_server import ProbeAnswer, serving, status_application
 from neuron_plugin.placement.claims import ClaimWriter
-from neuron_plugin.placement.context import Context, Times, every
+from neuron_plugin.placement.context import Context, Times
 from neuron_plugin.placement.device_hours import DeviceHours
 from neuron_plugin.placement.events import NodeEvents
 from neuron_plugin.placement.extender.binding import Binder
 from neuron_plugin.placement.extender.filter import LeadEnding, Leads
-from neuron_plugin.placement.extender.server import (
-    MOST_BODY_BYTES,
-    ExtenderService,
-    redirect_to_leader,
-    verb_routes,
-)
+from neuron_plugin.placement.extender.server import BODY_SECONDS, MOST_BODY_BYTES, VERBS, ExtenderService, verb_routes
 from neuron_plugin.placement.gates.placer import Placer
 from neuron_plugin.placement.gates.upkeep import Upkeep
 from neuron_plugin.placement.gates.webhook import application as webhook_application
@@ -55,8 +51,9 @@ from neuron_plugin.placement.leadership import (
     SYNCED,
     Leadership,
     Readiness,
+    redirect_to_leader,
 )
-from neuron_plugin.placement.metrics import ExtenderMetrics, device_seconds, state_metrics
+from neuron_plugin.placement.metrics import METRICS, device_seconds, new_counts, state_samples
 from neuron_plugin.placement.planner import Planner
 from neuron_plugin.placement.preflight import PreflightChecks
 from neuron_plugin.placement.room import Room
@@ -146,7 +143,7 @@ class ExtenderDaemon:
             preferences=settings.preferences,
             levels=settings.topology_levels,
         )
-        self._metrics = ExtenderMetrics()
+        self._metrics = new_counts()
         self._informers = Informers(
             api,
             self.state,
@@ -160,8 +157,8 @@ class ExtenderDaemon:
         if settings.preflight.pod:
             checked = CheckScope(settings.lease_namespace, groups=settings.preflight.checks_groups, claims=by_claims)
         self.state.check(checked)
-        says = {PREFLIGHT_KEY: checked.text}
-        lease = LeaseName(settings.lease_namespace, LEADER_LEASE, identity, url=settings.url, says=says)
+        annotations = {PREFLIGHT_KEY: checked.text}
+        lease = LeaseName(settings.lease_namespace, LEADER_LEASE, identity, url=settings.url, annotations=annotations)
         self._leadership = Leadership(
             self.ready,
             self._informers,
@@ -204,12 +201,13 @@ class ExtenderDaemon:
             context, self.binder, self._leads, answer=settings.answer, strategy=settings.placement
         )
         self._group_checks = GroupChecks(context, self._writer, settings.preflight, checked.namespace)
+        self._device_hours = DeviceHours(context, settings.lease_namespace) if settings.device_hours else None
+        accounts = [self._device_hours] if self._device_hours else []
         # The room comes last: it forgets the records it has read unless this replica leads soon.
-        self._leadership.successors = (self._writer, self._group_checks, self._room)
+        self._leadership.successors = (self._writer, self._group_checks, *accounts, self._room)
         self._placer = Placer(context, self._writer, self._room, self._group_checks)
         self._upkeep = Upkeep(context, self._writer, self._placer, release_when_full=settings.release_after)
         self._events = NodeEvents(context)
-        self._device_hours = DeviceHours(context, settings.lease_namespace) if settings.device_hours else None
         self._preflight = PreflightChecks(context, self._writer, settings.preflight, checked.namespace)
         self._planner = Planner(
             context,
@@ -286,12 +284,8 @@ class ExtenderDaemon:
     def collect(self) -> Iterable[Metric]:
         """Every metric family; called in a scrape's thread."""
         leading = not self.ready.conditions[CONDITION]
-        yield from self._metrics.registry.collect()
-        if self._device_hours:
-            yield device_seconds(self._device_hours.written if leading else {})
-        for pages in self._pages:
-            yield from pages.metrics(self.state, leading=leading)
-        yield from state_metrics(
+        written = self._device_hours.written if self._device_hours and leading else {}
+        samples = state_samples(
             self.state,
             leading=leading,
             ages=self._informers.ages(),
@@ -301,6 +295,13 @@ class ExtenderDaemon:
             now=CLOCK.now(),
             unix_now=time.time(),
         )
+        samples |= {
+            "plugin_build_info": {tuple(build()): 1},
+            "device_seconds_total": device_seconds(written),
+        }
+        yield from METRICS.families(self._metrics.samples() | samples)
+        for pages in self._pages:
+            yield from pages.metrics(self.state, leading=leading)
 
     def decisions(self) -> bytes:
         """The latest binds and other decisions; encoded now, in a thread, in about 10 ms."""
@@ -331,7 +332,7 @@ class ExtenderDaemon:
         app = status_application(self, max_body_bytes=MOST_BODY_BYTES)
         app.add_routes(verb_routes(self.service))
         if self._election:
-            app.middlewares.append(redirect_to_leader(self._election))
+            app.middlewares.append(redirect_to_leader(self._election, VERBS, body_seconds=BODY_SECONDS))
         health_app = status_application(self)
         for pages in self._pages:
             routes = pages.routes(self.state, self._api, self.ready)

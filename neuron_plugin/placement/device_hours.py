@@ -88,8 +88,7 @@ class DeviceHours:
         async with self._turn:
             context = self._context
             if any(context.ready.conditions[condition] for condition in (SYNCED, CONDITION)):
-                self._account = self._split = self._history.device_hours = None
-                self._written = DeviceTime()
+                self._forget()
             elif self._account or await self._read():
                 infos, pods = list(context.state.nodes.values()), _pods(context.state)
                 split = await asyncio.to_thread(split_of, context.state, infos, pods)
@@ -97,6 +96,15 @@ class DeviceHours:
                 self._split = split
                 if self._account and self._account.until >= self._due_at and not context.why_not_write():
                     await self._save(self._account, context.times.write)
+
+    async def take_over(self) -> None:
+        """Read the account again: another replica may have led, and gone on with it, since this one looked last."""
+        async with self._turn:
+            self._forget()
+
+    def _forget(self) -> None:
+        self._account = self._split = self._history.device_hours = None
+        self._written = DeviceTime()
 
     async def end(self) -> None:
         """Write the account, as this replica ends."""

@@ -69,7 +69,7 @@ class NodeEvents:
         self._reported.update(due)
         for number, key in enumerate(due):
             pod, reason, node = unclear[key]
-            self._context.metrics.unclear_assignments.labels(reason.code).inc()
+            self._context.metrics.add("extender_unclear_assignments_total", reason.code)
             fields = {"pod": str(pod), "uid": pod.uid, "node": node, "reason": reason.code, "detail": reason.detail}
             _log.warning("node closed for new Neuron pods", extra=fields)
             if number < MOST_AT_ONCE:
@@ -78,7 +78,7 @@ class NodeEvents:
 
     async def _report_rejections(self, rejections: list[NeuronPod]) -> None:
         """Report one event for each node, even if it lost several pods."""
-        self._context.metrics.rejected_admissions.inc(len(rejections))
+        self._context.metrics.add("extender_rejected_admissions_total", count=len(rejections))
         pods = {pod.node: pod for pod in rejections}
         for number, (node, pod) in enumerate(pods.items()):
             said = pod.rejection_message or "it gave no reason"

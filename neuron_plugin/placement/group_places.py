@@ -18,11 +18,12 @@ import msgspec
 
 from neuron_plugin.allocation import NeuronPod, Rejection
 from neuron_plugin.allocation.event_reasons import EventReason
-from neuron_plugin.allocation.group import GroupName, rank_key, rank_text, spare_key
+from neuron_plugin.allocation.group import GroupName, is_replica, rank_key, rank_text, spare_key
 from neuron_plugin.allocation.placement import placement_mask
 from neuron_plugin.allocation.pod import assigned_allocations, mask_union
 from neuron_plugin.cluster import ApiError, ApiRequest, ClusterError
 from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster.groups import LWS_EXCLUSIVE
 from neuron_plugin.cluster.pods import PODS, neuron_pod
 from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.reserves import ReserveRecord, cores_text, is_sick
@@ -128,14 +129,14 @@ class GroupPlaces:
         It may if pods of its group from that time still live, or its controller makes all of them again. A group with
         only younger pods is another group of the same name.
         """
-        if "/" in group[1]:
+        if is_replica(group):
             return bool(self._state.members_of(group)) or group not in self._gone
         return any(pod.created <= since for pod in self._state.members_of(group))
 
     async def _ask_for_replicas(self, now: float) -> None:
         """For replicas without pods, ask whether their LeaderWorkerSet will make them again."""
         groups = {record.group_name for record in self.records.values()}
-        empty = {group for group in groups if "/" in group[1] and not self._state.members_of(group)}
+        empty = {group for group in groups if is_replica(group) and not self._state.members_of(group)}
         self._gone &= empty
         self._asked = {group: until for group, until in self._asked.items() if group in empty}
         for group in sorted(empty):
@@ -251,19 +252,18 @@ class GroupPlaces:
         group = leader.group or ("", "")
         self._state.templates[group] = None
         self._groups.setdefault(group, self._context.unix_seconds())
-        path = _template_of(leader)
-        if not path:
-            return
+        path, found, why = _template_of(leader), _Owner(), "nothing that is known makes them"
         try:
-            request = ApiRequest("GET", path)
-            found = msgspec.json.decode(
-                await send(self._context.api, request, timeout_seconds=self._context.times.request), type=_Owner
-            )
+            if path:
+                request = ApiRequest("GET", path)
+                body = await send(self._context.api, request, timeout_seconds=self._context.times.request)
+                found = msgspec.json.decode(body, type=_Owner)
+                why = "" if found.makes(least) else f"{path.rpartition('/')[2]} does not make {least} pods together"
         except (ClusterError, msgspec.MsgspecError) as error:
-            note = f"Nothing is kept for the other pods of group {group[1]}: {error}"
+            why = str(error)
+        if why:
+            note = f"Nothing is kept for the other pods of group {group[1]}: {why}"
             await self._context.report(leader.reference, EventReason.GROUP_NOT_RESERVED, note)
-            return
-        if not found.makes(least):
             return
         template = found.worker_template
         if template is None:
@@ -311,6 +311,7 @@ class _OwnerSpec(msgspec.Struct, rename="camel"):
 
 class _OwnerMetadata(msgspec.Struct, rename="camel"):
     deletion_timestamp: str = ""
+    annotations: dict[str, str] = {}
 
 
 class _Owner(msgspec.Struct):
@@ -320,8 +321,11 @@ class _Owner(msgspec.Struct):
     spec: _OwnerSpec = msgspec.field(default_factory=_OwnerSpec)
 
     def makes(self, pods: int) -> bool:
-        template = self.spec.leader_worker_template
-        return (template.size if template else self.spec.replicas or self.spec.parallelism or 1) >= pods
+        """Whether it makes so many pods of which one group can be placed: no replicas that are to be apart."""
+        template, replicas = self.spec.leader_worker_template, self.spec.replicas or 1
+        if template:
+            return template.size * (1 if LWS_EXCLUSIVE in self.metadata.annotations else replicas) >= pods
+        return max(replicas, self.spec.parallelism or 1) >= pods
 
     @property
     def worker_template(self) -> _Template | None:

@@ -42,7 +42,7 @@ from neuron_plugin.cluster.objects import LEASES, NODES, POD_GROUPS, PodGroup, p
 from neuron_plugin.cluster.pods import PODS, PodUse, asks_for_neuron, neuron_pod, pod_use
 from neuron_plugin.cluster.reflector import Observer
 from neuron_plugin.placement import storage
-from neuron_plugin.placement.check_pods import group_standings
+from neuron_plugin.placement.check_pods import check_scope, group_standings
 from neuron_plugin.placement.claims import ClaimedPods, Shown
 from neuron_plugin.placement.reserves import RECORDS_KEY, see_reserves
 from neuron_plugin.placement.state import ClusterState
@@ -54,7 +54,7 @@ LOOK_SECONDS = 1.0
 _STORAGE_LOOK_SECONDS = 0.1
 """Between two looks whether the first lists of storage are in."""
 PATIENCE_SECONDS = 45.0
-"""How long ``survey`` looks whether a plugin's Lease is renewed or runs out: it lasts 8 s, or 40 in large clusters."""
+"""How long ``watch_leases`` waits until Leases are renewed or run out: they last 8 s, or 40 in large clusters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +164,7 @@ class Informers:
         """
         self._api = api
         self._state = state
+        self._lease_namespace = lease_namespace
         self._observer = observer
         self._times = times
         self._clock = clock
@@ -178,12 +179,8 @@ class Informers:
         self._claimed: ClaimedPods | None = None
         self._claims: Reflector[ResourceClaim, NeuronClaim] | None = None
         if dra_driver:
-            self._claimed = ClaimedPods(dra_driver, self._pod_changed)
-            keep_claim = partial(neuron_claim, driver=dra_driver)
-            self._claims = Reflector(api, RESOURCE_CLAIMS, keep_claim, observer=observer)
-            self._claims.subscribe(self._claim_changed)
-            self._followed["resourceclaims"] = self._claims
-        self._pods.subscribe(self._claimed.put_pod if self._claimed else self._pod_changed)
+            self._follow_claims(dra_driver)
+        self._pods.subscribe(self._pod_shown)
         self._nodes.subscribe(self._node_changed)
         if lease_namespace:
             leases = Reflector(api, LEASES, _keep_plugin_lease, scope=Scope(lease_namespace), observer=observer)
@@ -192,6 +189,16 @@ class Informers:
         self._around = storage.reflectors(api, state, storage.ALWAYS, observer)
         self._storage = storage.reflectors(api, state, storage.STORAGE, observer)
         self._storage_wanted = asyncio.Event()
+        self._groups: Reflector[PodGroup, PodGroup] | None = None
+
+    def _follow_claims(self, driver: str) -> None:
+        self._claimed = ClaimedPods(driver, self._pod_changed)
+        self._claims = Reflector(
+            self._api, RESOURCE_CLAIMS, partial(neuron_claim, driver=driver), observer=self._observer
+        )
+        self._claims.subscribe(self._claim_changed)
+        self._followed["resourceclaims"] = self._claims
+        self._claimed.see_machines(machines_of(self._state, driver))
 
     def ages(self) -> Mapping[str, float]:
         """By kind, how long ago the server was last heard of, in seconds."""
@@ -206,6 +213,80 @@ class Informers:
         if self._claims:
             await self._claims.list_consistently(timeout_seconds)
         await self._pods.list_consistently(timeout_seconds)
+
+    async def list_once(self) -> None:
+        """Bring the state to the server's current one, by one list of each kind: for a look without a daemon.
+
+        A kind that may not be read is left out, except nodes and pods. Without ``dra_driver`` the nodes say it.
+
+        Raises:
+            ClusterError: the server refused nodes or pods, did not answer, or its answer cannot be read.
+        """
+        await self._nodes.list_consistently()
+        await self._list_claims()
+        await self._pods.list_consistently()
+        with suppress(ApiError):
+            if groups := await self._served_groups():
+                await groups.list_consistently()
+        for followed in self._around.values():
+            with suppress(ApiError):
+                await followed.list_consistently()
+        if self._storage_wanted.is_set():
+            doubt = ""
+            for kind, followed in self._storage.items():
+                try:
+                    await followed.list_consistently()
+                except ApiError as error:
+                    doubt = f"{kind} cannot be read: {error}"
+            self._see_storage(doubt)
+        if self._lease_namespace:
+            await read_leader(self._api, self._state, self._lease_namespace)
+            with suppress(ApiError):
+                await self._followed["leases"].list_consistently()
+            await self._list_group_checks()
+
+    async def _list_claims(self) -> None:
+        """List the claims of the nodes' DRA driver, if a node has one and claims may be read."""
+        inventories = (info.inventory for info in self._state.nodes.values())
+        driver = next((inventory.claim_driver for inventory in inventories if inventory and inventory.claim_driver), "")
+        if driver and not self._claims:
+            self._follow_claims(driver)
+        try:
+            if self._claims:
+                await self._claims.list_consistently()
+        except ApiError as error:
+            _log.info("claims not read", extra={"error": str(error)})
+            self._claims = self._claimed = None
+            del self._followed["resourceclaims"]
+
+    async def _list_group_checks(self) -> None:
+        scope = self._state.checked
+        if scope.groups and scope.namespace:
+            with suppress(ApiError):
+                own = check_scope(scope.namespace, "group")
+                listed = pages(self._api, PODS, own, page_timeout_seconds=PAGE_SECONDS)
+                self._state.checks |= group_standings([pod async for page in listed for pod in page.records])
+
+    async def watch_leases(self) -> frozenset[str]:
+        """The nodes whose plugin's Lease is given up, or runs out while it is watched: one look cannot see that.
+
+        So this lasts until every Lease was renewed (two seconds, or ten in a large cluster) or has run out.
+        """
+        first, began = self.leases, self._clock.now()
+        while True:
+            stale = self._leases.stale(self._clock.now())
+            renewed = nodes_of(lease for lease in self.leases if lease not in first)
+            if self._clock.now() - began >= PATIENCE_SECONDS or renewed | stale >= nodes_of(self.leases):
+                return stale
+            await self._clock.sleep(LOOK_SECONDS)
+            with suppress(ApiError):
+                await self._followed["leases"].list_consistently()
+
+    @property
+    def leases(self) -> list[Lease]:
+        """The plugins' Leases, as they were last seen; none without the right to read them."""
+        followed = self._followed.get("leases")
+        return [lease for lease in followed.values.values() if isinstance(lease, Lease)] if followed else []
 
     @property
     def claims(self) -> Mapping[tuple[str, str], NeuronClaim]:
@@ -231,21 +312,34 @@ class Informers:
     async def _follow_groups(self) -> None:
         """Follow PodGroups once the server has them; most clusters have none, and pods are then placed one by one."""
         while True:
-            for resource in POD_GROUPS:
-                look = ApiRequest("GET", resource.collection(), {"limit": "1"})
-                try:
-                    await send(self._api, look, timeout_seconds=PAGE_SECONDS)
-                except ClusterError as error:
-                    if isinstance(error, ApiError) and error.missing:
-                        continue
-                    _log.info("pod groups not read", extra={"error": str(error)})
-                    break
-                groups: Reflector[PodGroup, PodGroup] = Reflector(
-                    self._api, resource, _keep_gang, observer=self._observer
-                )
-                groups.subscribe(partial(_show_group, self._state))
-                await groups.run()
+            try:
+                groups = await self._served_groups()
+            except ClusterError as error:
+                _log.info("pod groups not read", extra={"error": str(error)})
+            else:
+                if groups:
+                    await groups.run()
             await self._clock.sleep(self._times.groups)
+
+    async def _served_groups(self) -> Reflector[PodGroup, PodGroup] | None:
+        """What follows the PodGroups that the server has; None if it has none.
+
+        Raises:
+            ClusterError: the server refused, or did not answer.
+        """
+        for resource in POD_GROUPS if self._groups is None else ():
+            try:
+                await send(
+                    self._api, ApiRequest("GET", resource.collection(), {"limit": "1"}), timeout_seconds=PAGE_SECONDS
+                )
+            except ApiError as error:
+                if error.missing:
+                    continue
+                raise
+            self._groups = Reflector(self._api, resource, _keep_gang, observer=self._observer)
+            self._groups.subscribe(partial(_show_group, self._state))
+            break
+        return self._groups
 
     async def _follow_storage(self) -> None:
         """Follow claims and volumes once a waiting pod has some."""
@@ -312,6 +406,9 @@ class Informers:
         known = claim or before
         if self._claimed and known:
             self._claimed.put_claim((known.namespace, known.name), claim)
+
+    def _pod_shown(self, uid: str, before: NeuronPod | PodUse | None, pod: NeuronPod | PodUse | None) -> None:
+        (self._claimed.put_pod if self._claimed else self._pod_changed)(uid, before, pod)
 
     def _pod_changed(self, uid: str, before: NeuronPod | PodUse | None, pod: NeuronPod | PodUse | None) -> None:
         """A rejected pod that was seen alive with an assignment of ours shows that its node's plugin is away."""
@@ -400,35 +497,19 @@ def see_leader(state: ClusterState, lease: Lease | None) -> None:
     see_reserves(state, says.get(RECORDS_KEY, "[]") if lease and lease.holder else "[]")
 
 
+async def read_leader(api: ApiServer, state: ClusterState, lease_namespace: str) -> None:
+    """Bring the leader's statements in its Lease into the state; nothing if the Lease cannot be read."""
+    request = ApiRequest("GET", LEASES.item(LEADER_LEASE, lease_namespace))
+    with suppress(ClusterError):
+        see_leader(state, LEASES.decode(await send(api, request, timeout_seconds=PAGE_SECONDS)))
+
+
 def _keep_gang(group: PodGroup) -> PodGroup | None:
     return group if group.min_count > 0 or group.topology_key else None
 
 
 def _keep_plugin_lease(lease: Lease) -> Lease | None:
     return lease if lease.name.startswith(LEASE_PREFIX) else None
-
-
-async def _claimed(api: ApiServer, state: ClusterState) -> ClaimedPods | None:
-    """The claims of the nodes' DRA driver; None if no node has one, or without the right to read.
-
-    Raises:
-        UnreachableError: the server did not answer.
-    """
-    inventories = (info.inventory for info in state.nodes.values())
-    driver = next((inventory.claim_driver for inventory in inventories if inventory and inventory.claim_driver), "")
-    if not driver:
-        return None
-    claimed = ClaimedPods(driver, partial(show_pod, state))
-    claimed.see_machines(machines_of(state, driver))
-    try:
-        async for page in pages(api, RESOURCE_CLAIMS, page_timeout_seconds=PAGE_SECONDS):
-            for record in page.records:
-                claim = neuron_claim(record, driver)
-                claimed.put_claim((claim.namespace, claim.name), claim)
-    except ApiError as error:
-        _log.info("claims not read", extra={"error": str(error)})
-        return None
-    return claimed
 
 
 def surveyed(nodes: Iterable[Node], pods: Iterable[Pod], types: Catalogue) -> ClusterState:
@@ -443,77 +524,3 @@ def surveyed(nodes: Iterable[Node], pods: Iterable[Pod], types: Catalogue) -> Cl
 
 def _take_pod(state: ClusterState, record: Pod) -> None:
     show_pod(state, record.uid, None, keep_pod(record))
-
-
-async def survey(
-    api: ApiServer, types: Catalogue, *, lease_namespace: str = "", judge: bool = True, clock: Clock = CLOCK
-) -> ClusterState:
-    """The state of an extender that starts now; without a ``lease_namespace``, Leases are not read.
-
-    To ``judge`` whether plugins renew their Leases takes some seconds.
-
-    Raises:
-        ClusterError: the API server refused, did not answer, or its answer cannot be read.
-    """
-    state = surveyed((), (), types)
-    async for nodes in pages(api, NODES, page_timeout_seconds=PAGE_SECONDS):
-        for node in nodes.records:
-            state.put_node(neuron_node(node, types))
-    claimed = await _claimed(api, state)
-    checks = list[Pod]()
-    async for pods in pages(api, PODS, page_timeout_seconds=PAGE_SECONDS):
-        checks += (pod for pod in pods.records if pod.labels.get(PREFLIGHT_KEY) == "group")
-        for pod in pods.records:
-            if claimed and pod.spec.resource_claims:
-                claimed.put_pod(pod.uid, None, keep_pod(pod, claims=True))
-            else:
-                _take_pod(state, pod)
-    await _survey_groups(api, state)
-    waiting = any(pod.rules.claims for pod in state.waiting())
-    await storage.survey(api, state, storage=waiting)
-    if lease_namespace:
-        state.set_stale(await _stale_plugins(api, state, lease_namespace, clock, judge=judge))
-        state.checks |= group_standings(pod for pod in checks if pod.namespace == state.checked.namespace)
-    return state
-
-
-async def _survey_groups(api: ApiServer, state: ClusterState) -> None:
-    """Read the PodGroups; a server without them, or without the right to read them, has none."""
-    for resource in POD_GROUPS:
-        with suppress(ApiError):
-            async for page in pages(api, resource, page_timeout_seconds=PAGE_SECONDS):
-                for group in page.records:
-                    _show_group(state, group.uid, None, _keep_gang(group))
-            return
-
-
-async def _stale_plugins(
-    api: ApiServer, state: ClusterState, namespace: str, clock: Clock, *, judge: bool
-) -> frozenset[str]:
-    """The nodes whose plugin's Lease is given up, or runs out while we look: one look cannot see that.
-
-    So the look lasts until every Lease was renewed (two seconds, or ten in a large cluster) or has run out. As in an
-    extender, plugins go unjudged without the right to read Leases.
-    """
-    leases, first_versions, began = PluginLeases(), dict[str, str](), clock.now()
-    while True:
-        now = clock.now()
-        try:
-            listed = pages(api, LEASES, Scope(namespace), page_timeout_seconds=PAGE_SECONDS)
-            all_leases = [lease async for page in listed for lease in page.records]
-        except ApiError:
-            return frozenset()
-        plugin_leases = [lease for lease in all_leases if _keep_plugin_lease(lease)]
-        see_leader(state, next((lease for lease in all_leases if lease.name == LEADER_LEASE), None))
-        for lease in plugin_leases:
-            leases.changed(lease.uid, lease, now)
-            first_versions.setdefault(lease.uid, lease.resource_version)
-            state.history.renewals[lease.name.removeprefix(LEASE_PREFIX)] = lease.renewed_at
-            _see_utilization(state, None, lease)
-        if not judge:
-            return frozenset()
-        stale = leases.stale(now)
-        renewed = nodes_of(lease for lease in plugin_leases if lease.resource_version != first_versions[lease.uid])
-        if now - began >= PATIENCE_SECONDS or renewed | stale >= nodes_of(plugin_leases):
-            return stale
-        await clock.sleep(LOOK_SECONDS)

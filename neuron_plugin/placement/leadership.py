@@ -16,13 +16,18 @@ The other side is in ``binding``: no bind starts that could outlive this replica
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from http import HTTPStatus
 from types import MappingProxyType
 from typing import Protocol
 
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
 from neuron_plugin.backoff import CLOCK, Clock
-from neuron_plugin.cluster import ClusterError
+from neuron_plugin.cluster import ClusterError, Election
 from neuron_plugin.cluster.leases import TermChange
 from neuron_plugin.placement.informers import Informers
 
@@ -163,3 +168,33 @@ class Leadership:
                 await asyncio.sleep(_RETRY_SECONDS)
             else:
                 return
+
+
+def redirect_to_leader(election: Election, verbs: Collection[str], *, body_seconds: float) -> Middleware:
+    """Send callers of these verbs on to the leader, whose URL stands in the Lease, while this replica does not lead.
+
+    So all replicas can stand behind one ordinary Service. Go's ``net/http``, kube-scheduler's client, follows a 307
+    with the same verb, body and client certificate. It checks the server by the name that its configuration gives.
+    Nothing rests on it: a replica that no longer leads refuses, and the scheduler tries again.
+
+    A standby also ends the connection behind its answer. Of those kube-scheduler keeps two, and uses them for as long
+    as they work, so it would be redirected for ever. Now it dials the Service again until it has the leader itself.
+    A body is waited for ``body_seconds``. Pages for people (GET) are as good from a standby.
+    """
+
+    @web.middleware
+    async def redirect(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path.rpartition("/")[2] not in verbs or election.leading:
+            return await handler(request)
+        if not (url := election.leader_url):
+            answer = await handler(request)
+        else:
+            # A client that is still sending may not read an answer: take the body in first, under the usual limits.
+            with contextlib.suppress(TimeoutError, ConnectionError, web.HTTPRequestEntityTooLarge):
+                async with asyncio.timeout(body_seconds):
+                    await request.read()
+            answer = web.Response(status=HTTPStatus.TEMPORARY_REDIRECT, headers={"Location": url + request.path_qs})
+        answer.force_close()
+        return answer
+
+    return redirect

@@ -93,9 +93,9 @@ class Planner:
         await self._report_other_names(one for one in judged if one.is_preempted_by_name)
         for standing in Standing:
             number = sum(one.standing is standing for one in judged)
-            self._context.metrics.waiting_pods.labels(standing.value).set(number)
+            self._context.metrics.set("extender_waiting_pods", standing.value, value=number)
         moves = [one.move for one in judged if one.move and not one.move.preempts]
-        self._context.metrics.waiting_pods_by_move.set(len(moves))
+        self._context.metrics.set("extender_waiting_pods_by_move", value=len(moves))
         await self._explain(judged)
         await self._keep_for_groups(judged)
         for move in (one.move for one in judged if one.move and one.move.preempts):

@@ -10,7 +10,7 @@ from functools import lru_cache
 import msgspec
 
 from neuron_plugin.allocation import PodReference, PodUid
-from neuron_plugin.allocation.group import GroupName
+from neuron_plugin.allocation.group import GroupName, is_replica
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.allocation.resources import parse_ids, ranges
 from neuron_plugin.placement.state import ClusterState
@@ -126,7 +126,7 @@ def _is_needed(record: ReserveRecord, state: ClusterState) -> bool:
         pod = state.pods.get(PodUid(record.uid))
         return pod is not None and not pod.place
     # The pods of a LeaderWorkerSet's replica are all made again, so its reservations last without any pod.
-    return "/" in record.group_name[1] or bool(state.members_of(record.group_name))
+    return is_replica(record.group_name) or bool(state.members_of(record.group_name))
 
 
 def is_sick(state: ClusterState, record: ReserveRecord) -> bool:

@@ -185,7 +185,7 @@ class Room:
         if self._context.ready.conditions.get(CONDITION):
             self._forget()
             election = self._context.election
-            if election and (text := election.leader_says(RECORDS_KEY)) is not None:
+            if election and (text := election.leader_annotation(RECORDS_KEY)) is not None:
                 see_reserves(self._state, text)
                 self._shown = dict(self._state.reserved)
             return
@@ -228,7 +228,7 @@ class Room:
         return since is not None and now >= since + self._context.times.unused
 
     def _end(self, record: ReserveRecord, ending: MoveEnding) -> None:
-        self._context.metrics.moves.labels(ending.value).inc()
+        self._context.metrics.add("extender_moves_total", ending.value)
         fields = {"pod": f"{record.namespace}/{record.name}", "uid": record.uid, "node": record.node}
         _log.info("move ended", extra={**fields, "ending": ending.value})
         self._free_since.pop(record.uid, None)
@@ -301,7 +301,8 @@ class Room:
         note = f"{evicted} {record.cores} of node {move.node} are reserved for this pod."
         await self._context.report(pod, EventReason.ROOM_RESERVED, note, warning=False)
         if (info := self._state.nodes.get(move.node)) and info.inventory:
-            self._context.metrics.devices_opened.inc(len(info.inventory.geometry.devices_touched(move.mask)))
+            opened = len(info.inventory.geometry.devices_touched(move.mask))
+            self._context.metrics.add("extender_devices_opened_total", count=opened)
         await self._go_on(move.pod)
         return pod.uid in self._staged
 
@@ -391,7 +392,7 @@ class Room:
     def _note_eviction(self, victim: Relocation, move: Move) -> None:
         if not move.preempts:
             self._evictions.append(self._context.clock.now())
-        self._context.metrics.evictions.inc()
+        self._context.metrics.add("extender_evictions_total")
         cause = Cause.MOVE if victim.target else Cause.PREEMPTION
         pod, waiting = victim.pod.reference, move.pod.reference
         self._state.history.evicted(cause, pod, victim.source, waiting, victim.target)

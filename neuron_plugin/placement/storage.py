@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from neuron_plugin.cluster import ApiError, ApiResource, ApiServer, Reflector
-from neuron_plugin.cluster.api import PAGE_SECONDS
-from neuron_plugin.cluster.objects import ApiObject, pages
+from neuron_plugin.cluster import ApiResource, ApiServer, Reflector
+from neuron_plugin.cluster.objects import ApiObject
 from neuron_plugin.cluster.reflector import Observer
 from neuron_plugin.cluster.storage import (
     BUDGETS,
@@ -110,22 +109,6 @@ def reflectors(
         made[name] = Reflector(api, kind.resource, kind.keep, observer=observer)
         made[name].subscribe(partial(kind.put, state))
     return made
-
-
-async def survey(api: ApiServer, state: ClusterState, *, storage: bool) -> None:
-    """Read all kinds once; kinds without the right to read are left out and logged.
-
-    Raises:
-        UnreachableError: the server did not answer.
-    """
-    for name, kind in {**ALWAYS, **(STORAGE if storage else {})}.items():
-        try:
-            async for page in pages(api, kind.resource, page_timeout_seconds=PAGE_SECONDS):
-                for record in page.records:
-                    kind.put(state, record.uid, None, kind.keep(record))
-        except ApiError as error:
-            if name in STORAGE:
-                state.storage = replace(state.storage, doubt=f"{name} cannot be read: {error}")
 
 
 def listed(followed: Iterable[Reflector[Any, Any]]) -> bool:

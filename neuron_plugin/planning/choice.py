@@ -186,12 +186,12 @@ class Answers:
         changed: Mapping[str, NodeInfo] | None = None,
         prefer: Prefer | None = None,
         when: PreferenceOrder = PreferenceOrder.FIRST,
-        domains: Domains | None = None,
+        whole: Choices | None = None,
     ) -> str:
         """The best of the nodes ``among`` that are not ``skipped``; empty when the pod fits none of them.
 
         ``changed`` are nodes as they would be. Preferences of the pod (``prefer``) decide first or among equals, as
-        ``when`` says. Among equals, the node that leaves most ``domains`` whole comes first.
+        ``when`` says. Among equals, the node that leaves most domains of ``whole`` without pods comes first.
         """
         changed = changed or {}
         if prefer:
@@ -210,8 +210,8 @@ class Answers:
                 rank for rank in order if rank.name not in changed and rank.name not in skipped and rank.name in among
             )
             if head := next(open_ranks, None):
-                if domains:
-                    head = _first_by_domain(head, open_ranks, domains)
+                if whole:
+                    head = _first_by_domain(head, open_ranks, whole)
                 heads[kind] = (head, self._nodes[head.name].capacity)
         for name, info in changed.items():
             own_rank = None if name in skipped else self._rank(name, info)
@@ -254,18 +254,18 @@ class Answers:
         return Rank(verdict, tie_rank(geometry, free_mask, len(info.ledger.by_pod)), name, geometry)
 
 
-def _first_by_domain(head: Rank, others: Iterable[Rank], domains: Domains) -> Rank:
+def _first_by_domain(head: Rank, others: Iterable[Rank], whole: Choices) -> Rank:
     """Among the nodes that differ from the first one only in name, the one in the most broken domain."""
     equals = takewhile(lambda rank: (rank.cost, rank.tie) == (head.cost, head.tie), others)
-    listed = [head, *islice(equals, MOST_EQUALS)]
-    if len(listed) == 1:
+    if (second := next(equals, None)) is None or len((tree := whole.domains).levels) == 1:
         return head
+    listed = [head, second, *islice(equals, MOST_EQUALS - 1)]
     around = dict[Path, tuple[int, ...]]()
 
     def broken_most(rank: Rank) -> tuple[tuple[int, ...], str]:
-        path = domains.path(rank.name)
+        path = tree.path(rank.name)
         if path[:-1] not in around:
-            around[path[:-1]] = domains.empty_around(path)
+            around[path[:-1]] = tree.empty_around(path)
         return around[path[:-1]], rank.name
 
     return min(listed, key=broken_most)

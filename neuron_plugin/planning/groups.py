@@ -181,11 +181,14 @@ def domains_for(scene: Scene, wish: TopologyWish, anchors: Sequence[Anchor]) -> 
 def members_to_come(
     template: NeuronPod, leader: NeuronPod, members: Iterable[NeuronPod], least: int
 ) -> list[NeuronPod]:
-    """Hypothetical pods of a leader's group, with their future requests: they are made once it is placed or runs."""
-    group, member = leader.group or ("", ""), leader.member
-    ranks, made = {pod.member.rank for pod in members if pod.member}, list[NeuronPod]()
-    of_job = member.rank[:-1] if member and member.rank else ()
-    for rank in ((*of_job, number) for number in range(least)):
+    """Hypothetical pods of a leader's group, with their future requests: they are made once it is placed or runs.
+
+    In a group of several Jobs or replicas each has a leader, and all have equally many pods.
+    """
+    group, member, made = leader.group or ("", ""), leader.member, list[NeuronPod]()
+    ranks = {pod.member.rank: pod.member.leads for pod in members if pod.member and pod.member.rank}
+    leading = sorted({rank[:-1] for rank, leads in ranks.items() if leads}) or [()]
+    for rank in ((*first, number) for first in leading for number in range(least // len(leading))):
         if member and rank not in ranks:
             to_come = GroupMember(group, member.size, rank, wish=member.wish)
             reference = PodReference(PodUid(rank_key(group, rank)), group[0], f"{group[1]} rank {rank_text(rank)}")

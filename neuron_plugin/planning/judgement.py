@@ -211,7 +211,7 @@ def _why_not_judged(scene: Scene, pod: NeuronPod, now: float) -> Judgement | Non
             pod, Standing.GATE, sentence=f"Waits for its scheduling gate to be lifted: {', '.join(others)}"
         )
     is_old = now and pod.created and now - pod.created > UNTRIED_SECONDS
-    if is_old and not (pod.gated or pod.tried or pod.released):
+    if is_old and not (pod.gated or pod.seen_by_scheduler or pod.released):
         name = pod.rules.scheduler_name
         served = {other.rules.scheduler_name for other in scene.cluster.pods.values() if other.node}
         known = f"; pods with Neuron run here under {', '.join(sorted(served))}" if served else ""
@@ -342,7 +342,7 @@ def _judge_group(
             return {pod.uid: Judgement(pod, Standing.GROUP, sentence=text) for pod in waiting}
         if (template := cluster.templates[group]) is None:
             return {leader.uid: judge(scene, leader, now=now)}  # the others are made once it is placed, on any node
-        waiting = [leader, *members_to_come(template, leader, members, least)]
+        waiting += members_to_come(template, leader, members, least)
         missing = len(waiting)
     placed = place_group(scene, waiting, least=missing, wish=cluster.wish_of(first), anchors=anchors_of(scene, group))
     if isinstance(placed, GroupPlan):

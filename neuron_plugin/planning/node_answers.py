@@ -24,6 +24,7 @@ from neuron_plugin.allocation import (
     PodRequest,
     Rejection,
 )
+from neuron_plugin.allocation.group import is_key_of
 from neuron_plugin.allocation.keys import PREFIX
 from neuron_plugin.allocation.narrowing import usable_mask
 from neuron_plugin.allocation.rejection import LEFT_TO_OTHERS, WRONG_PRODUCT
@@ -288,15 +289,19 @@ def nearest_holders(scene: Scene, pod: NeuronPod, answers: Sequence[NodeAnswer])
     """The holders of the set that is nearest to being free, on the nodes without other reasons.
 
     Among sets with equally many holders, the old pods of its own Deployment come first, then the pods that have least.
-    Pods of its own group do not count.
+    Pods of its own group do not count, nor do those that are not made yet.
     """
     own = {other.uid for other in scene.cluster.members_of(pod.group)} if pod.group else set()
+
+    def is_own(other: PodReference) -> bool:
+        return other.uid in own or (pod.group is not None and is_key_of(pod.group, other.uid))
+
     ways = [
         (answer.name, one)
         for answer in answers
         if len(answer.reasons) == 1
         for one in answer.blocked
-        if not one.unhealthy and own.isdisjoint(other.uid for other in (*one.holders, *one.reserved_for))
+        if not (one.unhealthy or any(map(is_own, (*one.holders, *one.reserved_for))))
     ]
     least = min((one.weight for _, one in ways), default=None)
     best: BlockedSet | None = min(

@@ -367,17 +367,16 @@ class Scene:
         if found := self._best_kept(pod, self.cluster.kept_for(pod), skipped, allowed):
             return found
         answers = self.choices.answers(pod.requests, pod.strategy_or(self.cluster.strategy))
-        near, when, name = self.choices.domains, self.cluster.preferences, ""
-        domains = near if len(near.levels) > 1 else None
+        when, name = self.cluster.preferences, ""
         unwilling, own = self.choices.unwilling(pod.rules), pod.rules.prefers_nodes
         if when is PreferenceOrder.FIRST or not (own or unwilling):
             for preferred in self.allowed(pod).best_first() if own else (allowed,):
                 both = _Both(preferred, allowed) if own else allowed
-                name = answers.best(both, unwilling.union(skipped), self.changed, domains=domains)
+                name = answers.best(both, unwilling.union(skipped), self.changed, whole=self.choices)
                 if name or unwilling:
                     break
         if not name and (own or unwilling):
-            name = answers.best(allowed, skipped, self.changed, self.allowed(pod).scores, when, domains)
+            name = answers.best(allowed, skipped, self.changed, self.allowed(pod).scores, when, self.choices)
         if not name:
             return self._best_kept(pod, self.cluster.lent_to(pod), skipped, allowed)
         placement = self.place(pod, name)
@@ -404,8 +403,7 @@ class Scene:
 
     def leaves_room(self, pod: NeuronPod, place: Place) -> bool:
         """Whether each pod that was handed to its scheduler without a node still has a linked set on any node."""
-        roaming = [other for other in self.roaming if other.uid != pod.uid]
-        if not roaming:
+        if not self.cluster.roaming or not (roaming := [other for other in self.roaming if other.uid != pod.uid]):
             return True
         after = self.fork()
         after.put(pod, *place)

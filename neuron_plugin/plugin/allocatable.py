@@ -1,4 +1,4 @@
-"""What the Node object says can be allocated, lowered at once where devices have gone out of service.
+"""The Node's allocatable counts, lowered at once when devices have gone out of service.
 
 A kubelet writes its node's status every 10 s. Until then a scheduler by counts sends pods that the kubelet rejects, and
 a ReplicaSet replaces each at once: sixteen in eight seconds were seen. So the plugin writes the lower count itself,

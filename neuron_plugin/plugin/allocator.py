@@ -14,11 +14,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from neuron_plugin.allocation import NeuronPod, PodUid, Resource
 from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.kubelet import AllocationRefusedError, ContainerAllocation
+from neuron_plugin.metrics import MetricCounts
 from neuron_plugin.plugin.answers import (
     AllocateCall,
     Answer,
@@ -36,7 +38,6 @@ from neuron_plugin.plugin.container import (
     reply_for,
     ultraserver_variables,
 )
-from neuron_plugin.plugin.counters import Counters, Latencies
 from neuron_plugin.plugin.inputs import PendingAnswer, named
 from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.settings import PluginSettings, TopologyPolicy
@@ -66,7 +67,7 @@ class Allocator:
     something, on the node's clock: PodResources is never listed while a call is under way.
     """
 
-    def __init__(self, node: LocalNode, settings: PluginSettings, pods: PodLister | None, counters: Counters) -> None:
+    def __init__(self, node: LocalNode, settings: PluginSettings, pods: PodLister | None, counts: MetricCounts) -> None:
         """Without ``pods`` there is no API server."""
         self.log = CallLog(settings.node_name)
         self.events: deque[PodEvent] = deque(maxlen=256)
@@ -75,8 +76,8 @@ class Allocator:
         self._node = node
         self._settings = settings
         self._pods = pods
-        self._counters = counters
-        self._asked: PreferenceRequest | None = None
+        self._counts = counts
+        self._preference_request: PreferenceRequest | None = None
         self._latest_reply = ""
 
     async def preferred(
@@ -84,8 +85,8 @@ class Allocator:
     ) -> Sequence[str]:
         """Choose the ids that the next Allocate should carry."""
         request = PreferenceRequest(Resource(resource), _parsed(available), _parsed(must_include), size)
-        with self._counted(self._counters.preference_seconds, resource):
-            self._asked = request  # the caller may give up while this waits
+        with self._counted("preference_seconds", resource):
+            self._preference_request = request  # the caller may give up while this waits
             self._node.see_offered(request.resource, set(request.available) - set(request.must_include))
             await self._node.disabled_known.wait()
             async with self._node.listing:
@@ -101,7 +102,7 @@ class Allocator:
                     preference = preference_for(snapshot, request)
                     if not may_improve(snapshot, request, preference):
                         break
-            self._asked = request
+            self._preference_request = request
         asyncio.get_running_loop().call_soon(self.log.preferred, self._snapshot(), request, preference)
         return [str(number) for number in preference.ids]
 
@@ -112,12 +113,12 @@ class Allocator:
             AllocationRefusedError: another pod has some of them, or its processes still use them. Or they are not
                 linked and must be. Or only a pod whose request cannot be served can have asked.
         """
-        with self._counted(self._counters.allocate_seconds, resource):
+        with self._counted("allocate_seconds", resource):
             await self._node.disabled_known.wait()  # at the start of the daemon only
             drawn = AllocateCall(Resource(resource), _parsed(ids))
-            asked, self._asked = self._asked, None
-            if asked and asked.leads_to(drawn.resource, drawn.ids):
-                drawn = replace(drawn, after=asked)
+            request, self._preference_request = self._preference_request, None
+            if request and request.leads_to(drawn.resource, drawn.ids):
+                drawn = replace(drawn, after=request)
             began = self._node.clock()
             self._node.look_at_checkpoint()
             answer = answer_for(self._snapshot(), replace(drawn, latest=self._latest_pod(began)))
@@ -156,21 +157,24 @@ class Allocator:
         unlinked = "" if answer.assigned else snapshot.unlinked_text(resource, answer.mask)
         if unlinked and self._settings.topology_policy is TopologyPolicy.REQUIRED:
             raise self._refused(call, unlinked)
-        has = snapshot.inventory
-        reply = reply_for(has, secrets.token_hex(8), answer.mask)
-        given = container_allocation(has.geometry, resource, answer.mask, container_style(self._settings, has))
+        inventory = snapshot.inventory
+        reply = reply_for(inventory, secrets.token_hex(8), answer.mask)
+        given = container_allocation(
+            inventory.geometry, resource, answer.mask, container_style(self._settings, inventory)
+        )
         self._node.answered(PendingAnswer(reply, resource, call.ids, self._node.clock(), answer.pod, answer.container))
         self._latest_reply = reply.id
-        self._counters.allocations[resource.value] += 1
         if unlinked:
             answer = replace(answer, reason=f"{answer.reason}; not linked: {unlinked}")
-        asyncio.get_running_loop().call_soon(self.log.allocated, snapshot, call, answer, given, reply.id)
+        loop = asyncio.get_running_loop()
+        loop.call_soon(self._counts.add, "allocations_total", resource.value)
+        loop.call_soon(self.log.allocated, snapshot, call, answer, given, reply.id)
         known = snapshot.inputs.pods.pods.get(answer.pod.uid) if answer.pod else None
-        envs = {**given.envs, **ultraserver_variables(known, has)}
+        envs = {**given.envs, **ultraserver_variables(known, inventory)}
         return replace(given, envs=envs, annotations={ALLOCATION_KEY: reply.annotation()})
 
     async def _reconsidered(self) -> AsyncIterator[Snapshot]:
-        """What is known after asking each that can settle a conflict: the kubelet's whole memory, the API server, time.
+        """Snapshots after asking each that can settle a conflict: the kubelet's whole memory, the API server, time.
 
         Time ends hold-downs, and answers that the kubelet has never recorded. A pod that the kubelet has rejected is
         soon shown as failed.
@@ -218,7 +222,7 @@ class Allocator:
         return AllocationRefusedError(text)
 
     @contextmanager
-    def _counted(self, latencies: dict[str, Latencies], resource: str) -> Iterator[None]:
+    def _counted(self, metric: str, resource: str) -> Iterator[None]:
         started = time.perf_counter()
         self.calls_under_way += 1
         try:
@@ -226,7 +230,8 @@ class Allocator:
         finally:
             self.calls_under_way -= 1
             self.last_call = self._node.clock()
-            asyncio.get_running_loop().call_soon(latencies[resource].observe, time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            asyncio.get_running_loop().call_soon(partial(self._counts.observe, metric, resource, seconds=seconds))
 
 
 def _parsed(ids: Sequence[str]) -> tuple[int, ...]:

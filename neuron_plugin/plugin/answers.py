@@ -1,4 +1,4 @@
-"""What the kubelet is answered, as functions of one moment: which ids to prefer, and what a container gets for its ids.
+"""The answers to the kubelet, as functions of one moment: the preferred ids, and the cores for drawn ids.
 
 Allocate names no pod. So the ids are the token: a set that a scheduler assigned to one pod is given once, and the
 kubelet is asked to draw exactly those ids. Two equal pods can at worst swap sets, never share one.
@@ -36,11 +36,11 @@ class PreferenceRequest:
 
 @dataclass(frozen=True, slots=True)
 class AllocateCall:
-    """One Allocate: the ids that the kubelet drew, and what is known of the container that they are for.
+    """One Allocate: the ids that the kubelet drew, and what is known of their container.
 
-    ``after`` is the GetPreferredAllocation that led to it. The kubelet makes none where what the pod's init containers
-    have, or devices that a NUMA hint aligns, are enough. ``latest`` is the pod of our latest answer, by the kubelet's
-    UID, and so the one whose admission may be going on; None where that proves nothing.
+    ``after`` is the GetPreferredAllocation that led to it. The kubelet makes no such call if the devices of the pod's
+    init containers, or devices that a NUMA hint aligns, are enough. ``latest`` is the pod of our latest answer, by the
+    kubelet's UID: its admission may be going on. It is None where that proves nothing.
 
     Example: an init container of pod train has devices 0-3, and its app container asks for 8. GetPreferredAllocation
     must include 0-3, and we prefer 0-7. Then ``AllocateCall(NEURON, (0, ..., 7), after, train)`` re-uses 0-3, which are
@@ -57,7 +57,7 @@ class AllocateCall:
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """What a container goes on with of its pod's init containers; nothing of a ``pod`` that is None.
+    """What a container takes over from its pod's init containers. It takes over nothing if ``pod`` is None.
 
     The kubelet counts in the cores ``recorded``; the pod was given the cores ``given`` for them. The two differ where a
     container was given a linked part in place of the kubelet's random one.
@@ -98,7 +98,7 @@ class Preference:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Which cores a container gets, and whose it is as far as that is known."""
+    """The cores that a container gets, and its pod if that is known."""
 
     mask: CoreMask
     reason: str
@@ -167,7 +167,7 @@ def may_improve(snapshot: Snapshot, request: PreferenceRequest, preference: Pref
 
 
 def answer_for(snapshot: Snapshot, call: AllocateCall) -> Answer | Conflict:
-    """Which pod an Allocate is for, and which cores it gets."""
+    """The pod that an Allocate is for, and the cores that it gets."""
     resource, count = call.resource, len(call.ids)
     must = snapshot.mask_of(resource, call.after.must_include if call.after else ())
     reuse = _reuse(snapshot, resource, must, count, call.latest)
@@ -208,7 +208,8 @@ def answer_for(snapshot: Snapshot, call: AllocateCall) -> Answer | Conflict:
 def _reuse(snapshot: Snapshot, resource: Resource, must: CoreMask, count: int, latest: PodUid | None) -> Reuse:
     """The cores of ``must_include`` that belong to the caller's own init containers.
 
-    ``must_include`` is what the kubelet thinks that init containers have left; with NUMA hints also aligned devices.
+    ``must_include`` are the ids that, to the kubelet, init containers have left. With NUMA hints aligned devices are
+    among them.
     """
     for allocation in snapshot.ledger.allocations if must else ():
         overlap = CoreMask(allocation.kubelet_mask & must)
@@ -227,11 +228,11 @@ def _reuse(snapshot: Snapshot, resource: Resource, must: CoreMask, count: int, l
 def _of_init_containers(
     snapshot: Snapshot, resource: Resource, drawn: CoreMask, count: int, latest: PodUid | None
 ) -> Answer | None:
-    """A later container's share of what its pod's init containers have: the kubelet draws that at random, unasked.
+    """A later container's share of its init containers' cores. The kubelet draws it at random, and asks for none.
 
-    The container gets what was drawn, which PodResources says of it, if that is linked and keeps no later container
-    from its assigned share. Else it gets its own assigned share, or a linked part. Of a pod that the API server has not
-    shown, it is not known which containers are init containers: it has to be the pod that is being admitted.
+    The container gets the drawn cores, as PodResources shows them, if they are linked and leave later containers their
+    assigned shares. Else it gets its own assigned share, or a linked part. The init containers of a pod are not known
+    until the API server has shown the pod. Before that only the pod that is being admitted can be meant.
     """
     geometry, unit = snapshot.inventory.geometry, resource.unit
     for pod in snapshot.inputs.pods.asking:

@@ -1,4 +1,4 @@
-"""What can be explained later of the kubelet's calls: decisions, and one log line for each answer.
+"""A record of the kubelet's calls for later explanation: decisions, and one log line for each answer.
 
 It is worked out once the kubelet has its answer. Two equal pods may have swapped their sets, so not even the pod of an
 assigned set is certain before the kubelet's record names it; the log line waits for that.
@@ -32,7 +32,7 @@ class CallLog:
         self._node_name = node_name
         self._preferred: LoggedDecision | None = None
         self._unrecorded: dict[str, tuple[list[LoggedDecision], dict[str, object]]] = {}
-        """By reply id, the decisions on a call and its log line, until the kubelet's record says whose call it was."""
+        """By reply id, the decisions on a call and its log line, until the kubelet's record names the pod."""
 
     def preferred(self, snapshot: Snapshot, request: PreferenceRequest, preference: Preference) -> None:
         """Take in a preference that was answered."""
@@ -63,8 +63,8 @@ class CallLog:
         """Take in an answer to Allocate; ``snapshot`` is of before."""
         what = (call.resource, answer.mask, answer.reason, call.ids)
         decision = self._record(snapshot, Step.ALLOCATED, *what, pod=answer.pod, container=answer.container)
-        asked, self._preferred = self._preferred, None
-        same_call = asked and (asked.resource, asked.chosen) == (call.resource, decision.offered)
+        preferred, self._preferred = self._preferred, None
+        same_call = preferred and (preferred.resource, preferred.chosen) == (call.resource, decision.offered)
         fields: dict[str, object] = {
             "resource": call.resource.value,
             "ids": format_ids(call.ids),
@@ -73,7 +73,7 @@ class CallLog:
             "cdi": " ".join(given.cdi_devices),
             "env": dict(given.envs),
         }
-        self._unrecorded[reply_id] = [asked, decision] if asked and same_call else [decision], fields
+        self._unrecorded[reply_id] = [preferred, decision] if preferred and same_call else [decision], fields
         if len(self._unrecorded) > REMEMBERED:
             del self._unrecorded[next(iter(self._unrecorded))]
 

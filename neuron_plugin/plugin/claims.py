@@ -1,7 +1,7 @@
-"""The kubelet's question about claims: which CDI devices the containers of a pod get for what was allocated to it.
+"""The kubelet's question about claims: which CDI devices the containers of a pod get for its allocated devices.
 
 ``NodePrepareResources`` chooses nothing. The devices stand in the claim's allocation, and their names say which silicon
-they are. What is decided here is whether that silicon is free: the API server frees a claim when its pod is deleted by
+they are. This module decides whether that silicon is free: the API server frees a claim when its pod is deleted by
 force, while the pod's processes live on. Prepare then waits until they are gone, and if they stay the kubelet asks
 again: a pod waits, and fails for nothing.
 
@@ -22,6 +22,7 @@ from neuron_plugin.allocation import NeuronPod
 from neuron_plugin.allocation.claims import ClaimDevice, ClaimResult, NeuronClaim, pool_of, read_device_name
 from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.kubelet.dra_service import ClaimReference, PreparedDevice, ReportedHealth
+from neuron_plugin.metrics import MetricCounts
 from neuron_plugin.plugin.container import (
     CDI_KIND,
     ContainerStyle,
@@ -34,7 +35,6 @@ from neuron_plugin.plugin.container import (
     ultraserver_variables,
     write_cdi_files,
 )
-from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.inputs import named
 from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.settings import PluginSettings
@@ -173,7 +173,7 @@ def held_by_others(snapshot: Snapshot, claim: NeuronClaim, mask: CoreMask) -> st
 
 
 def health_of(snapshot: Snapshot, node_name: str) -> tuple[ReportedHealth, ...]:
-    """The health of all devices and of what pods have by claims, for the kubelet to show in the status of pods."""
+    """The health of all devices and of the devices of claims. The kubelet shows it in the status of pods."""
     inventory, pool = snapshot.inventory, pool_of(node_name)
     names = {f"neuron-{device}" for device in range(inventory.geometry.device_count)}
     names |= {name for entry in snapshot.inputs.recorded.entries.values() for name in entry.claim_devices}
@@ -215,19 +215,19 @@ class ClaimPreparer:
         node: LocalNode,
         settings: PluginSettings,
         source: ClaimSource,
-        counters: Counters,
+        counts: MetricCounts,
         times: PrepareTimes = PrepareTimes(),
     ) -> None:
         self._node = node
         self._settings = settings
         self._source = source
-        self._counters = counters
+        self._counts = counts
         self._times = times
 
     async def prepare(self, claims: Sequence[ClaimReference]) -> Mapping[str, Sequence[PreparedDevice] | str]:
         """See ``ClaimHandler.prepare``.
 
-        What was read is read again after a wait: meanwhile the pod may have been deleted, and its claim given away.
+        Claims are read again after a wait: the pod may have been deleted meanwhile, and its claim given away.
         """
         started, loop = time.perf_counter(), asyncio.get_running_loop()
         deadline, reported = loop.time() + self._times.wait, ""
@@ -252,7 +252,7 @@ class ClaimPreparer:
                 self._node.look_again()
                 if call:
                     text = self._conflict(call)
-        self._counters.prepare_seconds[self._settings.dra_driver].observe(time.perf_counter() - started)
+        self._counts.observe("prepare_seconds", self._settings.dra_driver, seconds=time.perf_counter() - started)
         for claim in call.wanted:
             self._node.prepared(claim)
             names = [result.device for result in claim.results]
@@ -276,7 +276,7 @@ class ClaimPreparer:
             logger.info("claim no longer needed, says the kubelet", extra={"claim": str(claim), "uid": claim.uid})
 
     async def _read_all(self, wanted: Sequence[ClaimReference]) -> _Call:
-        """Read the claims of a call, and whatever else decides about the numbers inside the containers."""
+        """Read the claims of a call, and the other claims that decide about numbers inside the containers."""
         claims = {}
         for reference in wanted:
             claim = await self._read(reference.namespace, reference.name)
@@ -313,7 +313,7 @@ class ClaimPreparer:
         return _Call(read, names)
 
     def _conflict(self, call: _Call) -> str:
-        """Why a call has to wait, by what is known now; empty if it need not."""
+        """Why a call has to wait now; empty if it need not."""
         self._node.look_at_claims()
         self._node.look_at_checkpoint()
         snapshot = self._snapshot()

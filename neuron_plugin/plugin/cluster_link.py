@@ -13,9 +13,9 @@ from contextlib import suppress
 
 from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.cluster.api import ConnectionSettingsError
+from neuron_plugin.metrics import MetricCounts
 from neuron_plugin.plugin.allocatable import AllocatableKeeper
 from neuron_plugin.plugin.allocator import Allocator
-from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.machine import DaemonTimes, Machine
 from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.node_lease import LeaseTimes, NodeLease
@@ -25,7 +25,7 @@ from neuron_plugin.plugin.publisher import Publisher
 from neuron_plugin.plugin.settings import Mode, PluginSettings
 from neuron_plugin.plugin.slices import SliceKeeper, slice_spec
 from neuron_plugin.plugin.snapshot import Snapshot
-from neuron_plugin.plugin.watch import Problem, every
+from neuron_plugin.telemetry import Problem
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class ClusterLink:
         settings: PluginSettings,
         node: LocalNode,
         rejudged: asyncio.Event,
-        counters: Counters,
+        counts: MetricCounts,
         machine: Machine,
         times: DaemonTimes,
     ) -> None:
@@ -51,9 +51,9 @@ class ClusterLink:
         )
         own_uid = os.environ.get("POD_UID", "")
         self.pods = PodWatch(
-            node, name, own_uid, settings.decision_deadline_seconds, counters, connect_seconds=times.connect
+            node, name, own_uid, settings.decision_deadline_seconds, counts, connect_seconds=times.connect
         )
-        self.own_node = NodeWatch(name, rejudged, node.changed, self.publisher, counters)
+        self.own_node = NodeWatch(name, rejudged, node.changed, self.publisher, counts)
         self._allocatable = AllocatableKeeper(name, node, self.publisher)
         periods = LeaseTimes(settings.lease_duration_seconds, settings.lease_renew_seconds)
         self.lease = NodeLease(settings.lease_namespace, name, periods)
@@ -61,10 +61,10 @@ class ClusterLink:
         self.slices: SliceKeeper | None = None
         if settings.mode is Mode.DRA:
             self.claims = ClaimWatch(node, settings.dra_driver)
-            self.slices = SliceKeeper(name, settings.dra_driver, counters)
+            self.slices = SliceKeeper(name, settings.dra_driver, counts)
         self._settings = settings
         self._node = node
-        self._counters = counters
+        self._counts = counts
         self._machine = machine
         self._times = times
         self._api: KubernetesApi | None = None
@@ -95,12 +95,8 @@ class ClusterLink:
 
     async def ask_about_pods(self) -> None:
         """Ask the API server about pods that the kubelet has recorded and that the watch does not show."""
-
-        async def look() -> None:
-            if self._node.list_is_due:
-                await self.pods.list_pods()
-
-        await every(self._times.ask, look)
+        if self._node.list_is_due:
+            await self.pods.list_pods()
 
     async def node_read(self) -> None:
         """Return when the Node object was read, so that no disabled device is given, or not within the time for it."""
@@ -118,7 +114,7 @@ class ClusterLink:
         """Queue what the API server does not know yet."""
         self._allocatable.look(snapshot, self.own_node.allocatable)
         for correction in self.publisher.publish(snapshot):
-            self._counters.corrections += 1
+            self._counts.add("corrections_total")
             allocator.log.corrected(snapshot, correction)
         if self.slices and self.own_node.uid:
             settings = self._settings

@@ -1,4 +1,4 @@
-"""What a container is given for its cores: device nodes and environment, or CDI names and the file they refer to.
+"""What a container gets for its cores: device nodes and environment, or CDI names and the file they refer to.
 
 Each reply also carries, in an annotation, what was given: the kubelet records it, and the daemon reads it there.
 
@@ -44,8 +44,8 @@ CDI_VARIABLES_FILE_NAME = "neuron-plugin.io-device-variables.json"
 _PERMISSIONS = "rw"
 
 ALLOCATION_KEY = "neuron-plugin.io/allocation"
-"""Annotation in each reply to Allocate. The kubelet keeps replies in its checkpoint, so what a container was given can
-be read there, whatever ids the kubelet drew. It reaches the container runtime, never the Pod object."""
+"""Annotation in each reply to Allocate. The kubelet keeps replies in its checkpoint, so a container's cores can be read
+there, also if the kubelet drew other ids. The annotation reaches the container runtime, never the Pod object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,9 @@ class ContainerStyle:
         return {host: place if renumber else host for place, host in enumerate(hosts)}
 
 
-def container_style(settings: PluginSettings, has: NodeInventory) -> ContainerStyle:
+def container_style(settings: PluginSettings, inventory: NodeInventory) -> ContainerStyle:
     """How sets are presented on a node. A driver of an unknown version (empty) numbers like an old one."""
-    generation, numbering, driver = GENERATIONS.get(has.device_name), settings.numbering, has.driver_version
+    generation, numbering, driver = GENERATIONS.get(inventory.device_name), settings.numbering, inventory.driver_version
     has_lnc = generation is not None and generation.largest_logical_core_size > 1
     if numbering is Numbering.AUTO:
         adds_offset = bool(driver) and parse_driver_version(driver).at_least(*FIRST_OFFSET_DRIVER)
@@ -77,7 +77,7 @@ def container_style(settings: PluginSettings, has: NodeInventory) -> ContainerSt
     return ContainerStyle(
         numbering=numbering,
         dev=settings.dev,
-        logical_core_size=has.logical_core_size if has_lnc else None,
+        logical_core_size=inventory.logical_core_size if has_lnc else None,
         visible_devices_env=settings.visible_devices_env,
         cdi=settings.cdi,
     )
@@ -121,7 +121,7 @@ def ultraserver_variables(pod: NeuronPod | None, inventory: NodeInventory) -> Ma
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What one reply to Allocate gave, in physical ids, ascending; ``cores`` count in the logical core size ``lnc``."""
+    """One reply to Allocate: physical ids, ascending; ``cores`` count in the logical core size ``lnc``."""
 
     id: str
     devices: tuple[int, ...]
@@ -245,16 +245,16 @@ def cdi_variables(pods: Iterable[NeuronPod], inventory: NodeInventory) -> dict[s
     return {"cdiVersion": "0.5.0", "kind": CDI_KIND, "devices": devices} if devices else {}
 
 
-def write_cdi_files(settings: PluginSettings, has: NodeInventory, pods: Iterable[NeuronPod]) -> bool:
-    """Write what CDI names mean on this node, and for its ``pods``; whether that of the devices was written.
+def write_cdi_files(settings: PluginSettings, inventory: NodeInventory, pods: Iterable[NeuronPod]) -> bool:
+    """Write the CDI files of this node and of its ``pods``; whether the file of the devices was written.
 
     Raises:
         OSError: the directory cannot be made or written.
     """
     by_claims = settings.mode is Mode.DRA
-    specification = cdi_specification(has.geometry, container_style(settings, has), claims=by_claims)
+    specification = cdi_specification(inventory.geometry, container_style(settings, inventory), claims=by_claims)
     if by_claims:
-        write_cdi_specification(settings.cdi_dir, cdi_variables(pods, has), CDI_VARIABLES_FILE_NAME)
+        write_cdi_specification(settings.cdi_dir, cdi_variables(pods, inventory), CDI_VARIABLES_FILE_NAME)
     return write_cdi_specification(settings.cdi_dir, specification)
 
 

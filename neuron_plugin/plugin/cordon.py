@@ -1,8 +1,8 @@
 """Taking devices of a node out of service, and putting them back, by the annotation that the node's plugin follows.
 
-The annotation is read, changed and written with the version that was read, so that of two operators at the same moment
-neither loses a device of the other's. A value that cannot be read is removed on request only: it is not known what it
-was to disable.
+The annotation is read, changed and written with the version that was read, so that two operators at the same moment do
+not undo each other's change. A value that cannot be read is removed on request only: which devices it was to disable is
+not known.
 """
 
 from __future__ import annotations
@@ -56,11 +56,10 @@ async def change_disabled(api: ApiServer, node_name: str, ids: Collection[int], 
 
 
 def with_disabled(node: Node, ids: Collection[int]) -> tuple[Ids, Ids]:
-    """Which devices are disabled, and which are with ``ids``.
+    """The disabled devices, before and with ``ids``.
 
     Raises:
-        CordonError: the node does not have one of ``ids``, as far as its plugin has said what it has, or its annotation
-            cannot be read.
+        CordonError: the node lacks one of ``ids``, by its plugin's inventory, or its annotation cannot be read.
     """
     try:
         count = read_inventory(node.annotations.get(INVENTORY_KEY, "")).geometry.device_count
@@ -73,7 +72,7 @@ def with_disabled(node: Node, ids: Collection[int]) -> tuple[Ids, Ids]:
 
 
 def without_disabled(node: Node, ids: Collection[int]) -> tuple[Ids, Ids]:
-    """Which devices are disabled, and which are without ``ids``; without any ids no device is then.
+    """The disabled devices, before and without ``ids``; none without any ids.
 
     Raises:
         CordonError: one of ``ids`` is not disabled, or the annotation cannot be read.

@@ -1,9 +1,9 @@
 """Devices on which one pod after another fails: a core that never came back from its last pod.
 
 After a teardown a core can stay unusable while every counter of the driver is well (aws-neuron-sdk#1338): each new
-container there ends with an error within seconds, and the next pod is sent to the same place. What tells is the pods
-themselves. A device is suspected where the last containers on one of its cores, of so many different pods in a row,
-ended so, while containers of other pods run on other devices of the node. An end that was requested, such as by a
+container there ends with an error within seconds, and the next pod is sent to the same place. Only the pods themselves
+show it. A device is suspected if several pods in a row ended so on one of its cores, while containers of other pods run
+on other devices of the node. An end that was requested, such as by a
 deletion, is no failure.
 
 A broken image fails in the same way, wherever it is put. So failures of one controller's pods alone do not count,

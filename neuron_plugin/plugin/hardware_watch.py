@@ -14,8 +14,8 @@ from typing import Protocol
 from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.hardware import Inventory, MachinePaths, read_inventory
 from neuron_plugin.hardware.events import InventoryWatcher, WatchPeriods, open_uevents
+from neuron_plugin.metrics import MetricCounts
 from neuron_plugin.plugin.cluster_link import ClusterLink
-from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.node_inventory import node_inventory
 from neuron_plugin.plugin.settings import Mode, PluginSettings
@@ -48,7 +48,7 @@ class HardwareWatch:
         node: LocalNode,
         health: Judge,
         cluster: ClusterLink | None,
-        counters: Counters,
+        counts: MetricCounts,
     ) -> None:
         self.found = asyncio.Event()
         self._settings = settings
@@ -56,7 +56,7 @@ class HardwareWatch:
         self._node = node
         self._health = health
         self._own_node = cluster.own_node if cluster else None
-        self._counters = counters
+        self._counts = counts
 
     async def follow(self) -> None:
         """Every look at the hardware that differs from the last, into the node."""
@@ -68,13 +68,6 @@ class HardwareWatch:
             async for inventory in watcher.changes():
                 self._health.look(inventory, uevents.problem)
                 self.see()
-
-    async def follow_judgements(self, rejudged: asyncio.Event) -> None:
-        """Every change of what the rules of health, or an operator, say of the devices."""
-        while True:
-            await rejudged.wait()
-            rejudged.clear()
-            self.see()
 
     def see(self) -> None:
         """Take in what was seen of the hardware and how it is judged now."""
@@ -101,9 +94,10 @@ class HardwareWatch:
             known = self._types.get(after.geometry.instance_type)
             self._node.numa_nodes = known.numa_nodes if known else ()
         was = before.unhealthy if before else {}
-        counted = self._counters.health_transitions
-        counted.update((device, "unhealthy") for device in after.unhealthy.keys() - was.keys())
-        counted.update((device, "healthy") for device in was.keys() - after.unhealthy.keys())
+        changes = [(device, "unhealthy") for device in after.unhealthy.keys() - was.keys()]
+        changes += [(device, "healthy") for device in was.keys() - after.unhealthy.keys()]
+        for device, state in changes:
+            self._counts.add("health_transitions_total", str(device), state)
         logger.info(
             "hardware",
             extra={

@@ -50,7 +50,7 @@ _HOUR = 3600.0
 
 
 class Action(enum.StrEnum):
-    """What follows from a firing condition."""
+    """The consequence of a firing condition."""
 
     IGNORE = "ignore"
     WARN = "warn"
@@ -64,7 +64,7 @@ FIRST_HOLD_SECONDS, LONGEST_HOLD_SECONDS = 10.0, 900.0
 
 
 class SignalRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
-    """What one signal means.
+    """The rule of one signal.
 
     It fires once it has been seen for ``for_seconds``, and until its cause has been gone for
     ``keep_firing_for_seconds``. The rest is for counters: the signal is seen from ``threshold`` errors on. With
@@ -93,10 +93,10 @@ class HealthRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
           sram-ecc: {threshold: 5}
           hw-error: {action: unhealthy, keep-firing-for-seconds: 600}
 
-    What is not named keeps its default. The defaults are strict with what the hardware reports, and careful with the
-    kernel log, in which a pod that has any Neuron device can write about every device: a line that names a device stops
-    new pods on that device for an hour; a line that names none is a warning, because one line must not empty a node.
-    A device that is missing cannot be handed out, so there is no rule for that.
+    What is not named keeps its default. The defaults are strict with reports of the hardware and careful with the
+    kernel log: a pod that has any Neuron device can write there about every device. A line that names a device stops
+    new pods on that device for an hour. A line that names none is a warning, because one line must not empty a node. A
+    device that is missing cannot be handed out, so there is no rule for that.
 
     A condition that returns within ``flapping_window_seconds`` keeps firing for at least ``FIRST_HOLD_SECONDS`` after
     its cause has gone, twice as long each further time, up to ``LONGEST_HOLD_SECONDS``: however fast a signal flaps,
@@ -163,7 +163,7 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What is remembered of one signal on one device. ``since``: when its phase began.
+    """The memory of one signal on one device. ``since``: when its phase began.
 
     ``text`` stays as it was when the signal appeared until a counter has doubled: errors that go on are no news.
     """
@@ -263,7 +263,7 @@ def save(path: Path, baseline: Baseline) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DeviceHealth:
-    """What is remembered of one device, and its verdict. ``key`` is what its baseline is kept under.
+    """The memory of one device, and its verdict. ``key`` is what its baseline is kept under.
 
     ``conditions`` are by ``Observation.label``. ``present``: it was in the last inventory.
     """
@@ -332,7 +332,7 @@ def health_after(
 def _messages(
     errors: Iterable[KernelError], devices: Mapping[int, DeviceHealth], rules: HealthRules, now: float
 ) -> dict[int, dict[str, Sighting]]:
-    """What kernel errors say of each device: of the devices they name, else of all."""
+    """Sightings of kernel errors by device: on the devices that they name, else on all."""
     messages: dict[int, dict[str, Sighting]] = {}
     for error in errors:
         if error.serial_number:  # says more than any number
@@ -397,7 +397,7 @@ def _judged(
 def _sightings(
     observed: Iterable[Observation], accepted: dict[str, int], rules: HealthRules, now: float
 ) -> dict[str, Sighting]:
-    """What is wrong now: counters only above their baseline, which is brought up to date in ``accepted``."""
+    """Present faults; counters only above their baseline, which is brought up to date in ``accepted``."""
     sightings: dict[str, Sighting] = {}
     for seen in observed:
         rule = rule_of(rules, seen.signal)
@@ -434,7 +434,7 @@ class Transition:
 
 
 def transitions(before: HealthState, after: HealthState) -> tuple[Transition, ...]:
-    """What changed between two states, devices with the same news together.
+    """The changes between two states, devices with the same news together.
 
     Conditions that are only pending are left out: they would be reported each time they come and go.
     """

@@ -3,8 +3,8 @@
 A source that cannot start is named, in readiness and metrics, and the others go on. Every change is logged and becomes
 an event on the node. A node condition is written if ``--node-condition`` names one. It is True when all is well, like
 the node's ``Ready``: True with every device healthy, False with one that is not handed out, Unknown before any device
-was seen. Its name may not be that of a condition that another program writes. In particular it is not the node problem
-detector's ``NeuronHealth``, which is True when something is *wrong*; ``NeuronDevicesHealthy`` says what it means.
+was seen. Choose a name that no other program writes, such as ``NeuronDevicesHealthy``. The node problem detector writes
+``NeuronHealth``, which is True when something is *wrong*.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 
 from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.allocation.resources import format_ids
+from neuron_plugin.backoff import every
 from neuron_plugin.hardware import Inventory
 from neuron_plugin.hardware.health_signals import Observation, Severity, blind_spots
 from neuron_plugin.hardware.kernel_log import PERIODS, KernelError, KernelLog, LogPeriods
@@ -37,7 +37,7 @@ from neuron_plugin.plugin.settings import PluginSettings
 logger = logging.getLogger(__name__)
 
 UEVENTS, KERNEL_LOG, SYSFS, MEMORY = "uevents", "kernel-log", "sysfs", "memory"
-"""Sources of what is known about health, by the names under which their problems are reported."""
+"""The sources of health, by the names in reports of their problems."""
 
 _MOST_MESSAGE = 1024
 """Characters of a node condition's message that are shown."""
@@ -98,7 +98,9 @@ class HealthWatch:
         async with asyncio.TaskGroup() as tasks:
             if any(rule_of(self._settings.health, signal).action is not Action.IGNORE for signal in KERNEL_SIGNALS):
                 tasks.create_task(self._follow_log(), name="kernel log")
-            tasks.create_task(self._keep_advancing(), name="health")
+            clock = asyncio.get_running_loop().time
+            looks = every(lambda: self.state.next_change - clock(), self._look_again, self._news)
+            tasks.create_task(looks, name="health")
 
     async def _follow_log(self) -> None:
         await self._found.wait()  # what was logged before is about devices that are not known yet
@@ -109,24 +111,19 @@ class HealthWatch:
                 self._changed.set()
             self._news.set()
 
-    async def _keep_advancing(self) -> None:
-        while True:
-            due = self.state.next_change
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(None if due == float("inf") else due):
-                    await self._news.wait()
-            self._news.clear()
-            if self.inventory and self._advance(self.inventory):
-                self._changed.set()
-            baseline = self.state.baseline
-            if self._file and baseline != self._saved:
-                try:
-                    await asyncio.to_thread(save, self._file, baseline)
-                except OSError as error:  # costs little, and is reported
-                    self._report(MEMORY, f"{self._file} cannot be written: {error.strerror}")
-                else:
-                    self._saved = baseline
-                    self._report(MEMORY, "")
+    async def _look_again(self) -> None:
+        """Advance, and save the baseline if it has changed."""
+        if self.inventory and self._advance(self.inventory):
+            self._changed.set()
+        baseline = self.state.baseline
+        if self._file and baseline != self._saved:
+            try:
+                await asyncio.to_thread(save, self._file, baseline)
+            except OSError as error:  # costs little, and is reported
+                self._report(MEMORY, f"{self._file} cannot be written: {error.strerror}")
+            else:
+                self._saved = baseline
+                self._report(MEMORY, "")
 
     def _advance(self, inventory: Inventory, errors: Iterable[KernelError] = (), *, first: bool = False) -> bool:
         """Bring the state up to date; whether something changed, which is reported."""

@@ -1,4 +1,4 @@
-"""What the node daemon knows, as five immutable values; everything else is derived from them.
+"""The node daemon's knowledge, as five immutable values; everything else is derived from them.
 
 A watcher replaces one input and asks for a refresh. Nothing else keeps state about pods and devices, so a restart of
 the daemon reads the same five things again and arrives at the same answers.
@@ -55,9 +55,9 @@ def given_mask(reply: Reply, inventory: NodeInventory) -> CoreMask:
 
 @dataclass(frozen=True, slots=True)
 class AllocationKey:
-    """Under what the kubelet records an allocation. ``uid`` is the kubelet's: a static pod's is a hash.
+    """The key of an allocation in the kubelet's record. ``uid`` is the kubelet's: a static pod's is a hash.
 
-    ``claim`` is the UID of a claim, for what a pod has by it: all of its containers that use the claim.
+    ``claim`` is the UID of a claim, for the devices of all containers of a pod that use the claim.
     """
 
     uid: PodUid
@@ -90,12 +90,12 @@ class RecordedAllocation:
     claim_devices: tuple[str, ...] = ()
 
     def is_same(self, other: RecordedAllocation | None) -> bool:
-        """Whether ``other``, under the same key, is of the same Allocate."""
+        """Whether ``other``, under the same key, comes from the same Allocate."""
         parts = (self.ids, self.reply, self.claim_devices)
         return other is not None and parts == (other.ids, other.reply, other.claim_devices)
 
     def on(self, inventory: NodeInventory, pod: PodReference) -> Allocation:
-        """What the container has on this node.
+        """The container's allocation on this node.
 
         The entry of another plugin counts by its ids, and by device paths that its ids do not explain.
         """
@@ -152,8 +152,8 @@ class Recorded:
             if key not in entries:
                 gone = entry.gone or (rewritten_at is not None and rewritten_at > entry.seen_at)
                 entries[key] = replace(entry, missing=True, gone=gone)
-        asked = self.rewritten_at if rewritten_at is None else max(self.rewritten_at, rewritten_at)
-        return Recorded(entries, now, asked, unreadable, over)
+        latest = self.rewritten_at if rewritten_at is None else max(self.rewritten_at, rewritten_at)
+        return Recorded(entries, now, latest, unreadable, over)
 
     def with_claims(self, listed: Iterable[RecordedAllocation], now: float, *, whole: bool = True) -> Recorded:
         """Take in what pods have by claims: a version of the kubelet's file, or (not ``whole``) what was just prepared.
@@ -205,7 +205,7 @@ def recorded_allocation(entry: CheckpointEntry) -> RecordedAllocation:
 def claim_allocations(
     pods: Iterable[PodUid], uid: str, name: str, devices: Sequence[str], *, missing: bool = False
 ) -> Iterator[RecordedAllocation]:
-    """What each of some pods has by a claim. ``missing``: the kubelet's file does not show it."""
+    """The allocations of some pods by a claim. ``missing``: the kubelet's file does not show it."""
     ours = [read_device_name(name) for name in devices]
     cores = bool(ours) and all(device is not None and device.unit is Unit.CORE for device in ours)
     resource = Resource.NEURONCORE if cores else DEVICE_RESOURCE
@@ -232,11 +232,11 @@ class PendingAnswer:
 
     @property
     def doubtful_at(self) -> float:
-        """From when on a file that lacks the answer proves that it was never recorded."""
+        """The time from which a file without the answer proves that it was never recorded."""
         return self.at + (LISTED_SECONDS if self.unseen else UNSEEN_SECONDS)
 
     def on(self, inventory: NodeInventory) -> Allocation:
-        """What the answer gave, on this node."""
+        """The answer's allocation on this node."""
         pod = self.pod or PodReference(PodUid(PENDING + self.reply.id), "", "")
         drawn = inventory.geometry.mask_of(self.resource.unit, self.ids)
         return Allocation(pod, self.container, self.resource, given_mask(self.reply, inventory), drawn)
@@ -270,8 +270,8 @@ class NodePods:
     def asking(self) -> tuple[NeuronPod, ...]:
         """The pods that ask for Neuron and can be served: first those without assignment, then as they were bound.
 
-        A kubelet admits pods in the order in which it sees their bindings, which is the order of the watch; an
-        Allocate does not say for which pod it is. So each pod gets its own set, also where many come at once.
+        A kubelet admits pods in the order of the watch, as it sees their bindings; an Allocate names no pod. In this
+        order each pod gets its own set, also if many come at once.
         """
         asking = [pod for pod in self.pods.values() if pod.requests]
         return tuple(sorted(asking, key=lambda pod: isinstance(pod.assignment, Assignment)))
@@ -299,7 +299,7 @@ class NodePods:
         """Take in a consistent LIST that began at ``began_at``.
 
         ``began_at`` is None if the LIST does not show the plugin's own pod. It then proves the end of no pod. A LIST
-        does not say in which order pods were bound: those that are new come in the order of their assignments.
+        does not show the order of bindings: new pods are taken in the order of their assignments.
         """
         taken, listed = self, {pod.uid: pod for pod in pods}
         for pod in sorted(listed.values(), key=lambda pod: getattr(pod.assignment, "alloc_time_ns", 0)):
@@ -405,7 +405,7 @@ class Inputs:
         return pod.reference if pod else PodReference(uid, "", "")
 
     def uid_of(self, answer: PendingAnswer) -> PodUid:
-        """The kubelet's UID of the pod that was answered; one that stands for an unknown pod where it is not known."""
+        """The kubelet's UID of the pod that was answered; a stand-in for an unknown pod."""
         return self.kubelet_uid(answer.on(self.inventory).pod)
 
     def kubelet_uid(self, pod: PodReference) -> PodUid:

@@ -1,6 +1,6 @@
 """All that the daemon has to do with its kubelet: who has what, registration, and asking for the kubelet's pods.
 
-Devices are offered only once it is known who has which of them. Then every resource is kept registered, by one server
+No device is offered before the holder of each device is known. Then every resource is kept registered, by one server
 each, through every restart of the kubelet.
 """
 
@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 
 from neuron_plugin.allocation import PodUid
+from neuron_plugin.backoff import NEVER, every
 from neuron_plugin.kubelet import (
     DevicePluginServer,
     DirectoryWatch,
@@ -28,7 +29,7 @@ from neuron_plugin.plugin.machine import DaemonTimes, Machine
 from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.settings import PluginSettings, RegistrationWay
 from neuron_plugin.plugin.settle import pods_of_kubelet_alone
-from neuron_plugin.plugin.watch import Problem
+from neuron_plugin.telemetry import Problem
 from neuron_plugin.topology import CoreMask
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,8 @@ class KubeletLink:
         self._machine = machine
         self._times = times
         self._socket = settings.kubelet_dir / KUBELET_SOCKET
+        self._empty_since: dict[PodUid, float] = {}
+        self._listed_at = float("-inf")
         by_watcher = settings.registration is RegistrationWay.WATCHER or preparer is not None
         self._kubelet_watch = DirectoryWatch(settings.kubelet_dir)
         self._registry_watch = DirectoryWatch(settings.plugins_registry) if by_watcher else self._kubelet_watch
@@ -81,10 +84,10 @@ class KubeletLink:
     @property
     def follows(self) -> bool:
         """Whether the kubelet follows any resource, or the driver."""
-        return any(server.registered.is_set() for server in self.faces)
+        return any(server.registered.is_set() for server in self.all_servers)
 
     @property
-    def faces(self) -> tuple[DevicePluginServer | DraServer, ...]:
+    def all_servers(self) -> tuple[DevicePluginServer | DraServer, ...]:
         """All that the kubelet may follow here: the resources, or the driver of claims."""
         return (self.dra,) if self.dra else tuple(self.servers)
 
@@ -94,21 +97,23 @@ class KubeletLink:
         await self.list_if_unreadable()
         await self.look_for_unknown_pods()
         self.show()
-        kubelet, look = identity_of(self._socket), asyncio.Event()
-        with self._kubelet_watch.listening(look):
+        kubelet, woken = identity_of(self._socket), asyncio.Event()
+
+        def look() -> None:
+            nonlocal kubelet
+            seen = identity_of(self._socket)
+            if seen and seen != kubelet:
+                kubelet = seen
+                self._node.kubelet_restarted()
+            self._node.look_at_checkpoint()
+
+        with self._kubelet_watch.listening(woken):
             async with asyncio.TaskGroup() as tasks:
                 for watch in {self._kubelet_watch, self._registry_watch}:
                     tasks.create_task(watch.run(), name=f"watch {watch.directory}")
-                for server in self.faces:
+                for server in self.all_servers:
                     tasks.create_task(server.run(), name=f"register {server.resource}")
-                while True:
-                    await look.wait()
-                    look.clear()
-                    seen = identity_of(self._socket)
-                    if seen and seen != kubelet:
-                        kubelet = seen
-                        self._node.kubelet_restarted()
-                    self._node.look_at_checkpoint()
+                await every(NEVER, look, woken)
 
     def show(self) -> None:
         """Show the kubelet the devices as they are now."""
@@ -118,10 +123,10 @@ class KubeletLink:
 
     async def stop(self) -> None:
         """End every stream and remove every socket."""
-        await asyncio.gather(*(server.stop() for server in self.faces))
+        await asyncio.gather(*(server.stop() for server in self.all_servers))
 
     async def list_if_unreadable(self) -> None:
-        """Wait until PodResources has said who has what, where the checkpoint cannot be read.
+        """If the checkpoint cannot be read, wait for PodResources to list who has what.
 
         A kubelet that serves kubelet.sock and no PodResources is waited for no longer than a moment.
         """
@@ -143,7 +148,7 @@ class KubeletLink:
             await asyncio.sleep(self._times.start_poll)
 
     async def look_for_unknown_pods(self) -> None:
-        """Hold down what processes of pods have open that neither the API server nor the checkpoint names.
+        """Hold down devices that are open in processes of pods unknown to both the API server and the checkpoint.
 
         Such a pod may have been deleted by force while the plugin was away. A pod that only watches devices is known
         to the API server, and is no longer held down when the pods are listed.
@@ -173,27 +178,23 @@ class KubeletLink:
         The kubelet forgets an ended pod only when something is allocated or its pods are listed. A pod whose end no
         API server shows would stay in the checkpoint for ever.
         """
-        times = self._times
-        empty_since: dict[PodUid, float] = {}
-        listed_at = float("-inf")
-        while True:
-            await asyncio.sleep(times.quiet)
-            snapshot, now = self._node.snapshot, self._node.clock()
-            if snapshot is None or self._allocator.calls_under_way or now - self._allocator.last_call < times.quiet:
-                continue
-            alive = {uid: self._node.is_populated(uid) for uid in pods_of_kubelet_alone(snapshot.inputs)}
-            empty_since = {uid: empty_since.get(uid, now) for uid, populated in alive.items() if populated is False}
-            empty = any(now - since >= times.empty for since in empty_since.values())
-            blind = any(populated is None for populated in alive.values())
-            unreadable = bool(snapshot.inputs.recorded.unreadable)
-            if unreadable or ((empty or blind) and now - listed_at >= (times.empty if empty else times.blind)):
-                listed_at = now
-                try:
-                    await self.list_pods()
-                    if not unreadable:
-                        await self._node.rewrite()
-                except PodResourcesError as error:
-                    logger.debug("PodResources not listed", extra={"error": str(error)})
+        times, snapshot, now = self._times, self._node.snapshot, self._node.clock()
+        if snapshot is None or self._allocator.calls_under_way or now - self._allocator.last_call < times.quiet:
+            return
+        alive = {uid: self._node.is_populated(uid) for uid in pods_of_kubelet_alone(snapshot.inputs)}
+        before = self._empty_since
+        self._empty_since = {uid: before.get(uid, now) for uid, populated in alive.items() if populated is False}
+        empty = any(now - since >= times.empty for since in self._empty_since.values())
+        blind = any(populated is None for populated in alive.values())
+        unreadable = bool(snapshot.inputs.recorded.unreadable)
+        if unreadable or ((empty or blind) and now - self._listed_at >= (times.empty if empty else times.blind)):
+            self._listed_at = now
+            try:
+                await self.list_pods()
+                if not unreadable:
+                    await self._node.rewrite()
+            except PodResourcesError as error:
+                logger.debug("PodResources not listed", extra={"error": str(error)})
 
     async def list_pods(self) -> None:
         """List the kubelet's pods; they count only where the checkpoint cannot be read.

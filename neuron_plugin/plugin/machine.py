@@ -1,4 +1,4 @@
-"""What the daemon is given from outside: the kubelet's files, the machine's processes, the way to the API server.
+"""The daemon's sources outside of it: the kubelet's files, the machine's processes, the way to the API server.
 
 And its rhythm, as one value, so that a test or a benchmark hands in another.
 """
@@ -80,8 +80,8 @@ class DaemonTimes:
     inotify.
 
     ``quiet``: PodResources ``List`` makes the kubelet forget the reservations of an Allocate that is under way
-    (kubernetes#137534). So it is called only when the kubelet has asked us nothing for so long. ``empty``: how long a
-    pod's cgroup must be empty before the kubelet is asked whether it still knows the pod; ``blind``: between two such
+    (kubernetes#137534). So it is called only after the kubelet has asked us nothing for this time. ``empty``: how long
+    a pod's cgroup must be empty before the kubelet is asked whether it still knows the pod; ``blind``: between two such
     questions where cgroups cannot be seen.
 
     ``ask``: between two LISTs of pods that the watch does not explain. ``connect``: for loading the client and its
@@ -93,8 +93,8 @@ class DaemonTimes:
     register is rejected.
 
     ``read_node``: for reading the Node object before the first of the kubelet's calls is answered, once the client is
-    loaded. Where the API server is away longer than that, no pod comes from it either, and the kubelet's own pods need
-    their devices.
+    loaded. If the API server is away longer, no pod comes from it either, and the kubelet's own pods need their
+    devices.
 
     ``leave``: at the end, for closing the node and for admitting pods that are bound here already; the whole end takes
     less than two seconds. ``under_way``: until a binding that the extender sent before it heard of our end has reached

@@ -22,13 +22,11 @@ from neuron_plugin.kubelet.dra_state import DraState
 from neuron_plugin.plugin.inputs import (
     LISTED_SECONDS,
     PENDING,
-    AllocationKey,
     HoldDown,
     Inputs,
     NodePods,
     PendingAnswer,
     Recorded,
-    RecordedAllocation,
     claim_allocations,
     named,
     recorded_allocation,
@@ -55,8 +53,8 @@ class NodeTimes:
     is idle. ``longest_pause``: between two messages to a kubelet that cannot write its file, such as on a full disk.
     ``record``: how long the kubelet may take to record an answer, before anything else is sent to it.
 
-    ``unknown``: how long neither kubelet nor cluster is shown what an unknown pod has open: the pods may not be listed
-    yet.
+    ``unknown``: how long the devices that an unknown pod has open are kept from kubelet and cluster: the pods may not
+    be listed yet.
     """
 
     rewrite: float = 1.0
@@ -95,7 +93,7 @@ class NodeOptions:
 
 
 class LocalNode:
-    """The inputs of one node, the snapshot that follows from them, and what the kubelet is shown of it."""
+    """The inputs of one node, the snapshot that follows from them, and the devices as the kubelet sees them."""
 
     def __init__(
         self,
@@ -135,7 +133,7 @@ class LocalNode:
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """What follows from the inputs as they are now; None before the first device is found."""
+        """The snapshot of the inputs as they are now; None before the first device is found."""
         if self._snapshot is None and self._inputs is not None:
             inputs = with_lost_records(replace(self._inputs, now=self.clock()))
             populated = {uid: self.is_populated(uid) for uid in pods_to_look_at(inputs)}
@@ -203,7 +201,7 @@ class LocalNode:
     def look_at_claims(self) -> None:
         """Read the kubelet's file of prepared claims if it has changed.
 
-        What was known stays where the file cannot be read: a claim ends by its pods, never by a line that goes.
+        If the file cannot be read the known claims stay: a claim ends by its pods, never by a line that goes.
         """
         if self._dra_state is None or self._inputs is None:
             return
@@ -240,31 +238,22 @@ class LocalNode:
     def see_listed(self, listed: Iterable[PodDevices], began_at: float) -> None:
         """Take in an answer of PodResources in place of a checkpoint that cannot be read.
 
-        It has names in place of UIDs. Where the API server shows no pod of a name, the name stands for the UID. What
-        was given for the ids is known from our own answers, and is else what the kubelet drew. A new kubelet does not
-        list a pod before it has admitted the pod again, so its first answers prove no end.
+        It has names in place of UIDs. Where the API server shows no pod of a name, the name stands for the UID. The
+        cores are those of our own answer for the ids, else those that the kubelet drew. A new kubelet does not list a
+        pod before it has admitted the pod again, so its first answers prove no end.
         """
         if self._inputs is None:
             return
-        uids = {(pod.reference.namespace, pod.reference.name): pod.kubelet_uid for pod in self.pods.pods.values()}
-        known = {entry.key: entry for entry in self._inputs.recorded.entries.values()}
+        recorded, resources = self._inputs.recorded, self.options.resources or tuple(Resource)
+        uids = {str(pod.reference): pod.kubelet_uid for pod in self.pods.pods.values()}
+        replies = {(answer.resource, answer.ids): answer.reply for answer in self._inputs.pending}
         entries = []
-        for pod in listed:
-            uid = uids.get((pod.namespace, pod.name), PodUid(f"{pod.namespace}/{pod.name}"))
-            for container in pod.containers:
-                if container.resource not in (self.options.resources or tuple(Resource)):
-                    continue
-                key = AllocationKey(uid, container.container, Resource(container.resource))
-                ids = tuple(sorted(int(text) for text in container.ids if text.isdecimal()))
-                answers = [
-                    answer.reply
-                    for answer in self._inputs.pending
-                    if (answer.resource, answer.ids) == (key.resource, ids)
-                ]
-                before = known.get(key)
-                reply = answers[-1] if answers else before.reply if before and before.ids == ids else None
-                entries.append(RecordedAllocation(key, ids, reply))
-        recorded = self._inputs.recorded
+        for entry in (entry for pod in listed for entry in pod.entries(uids.get(str(pod), str(pod)))):
+            if entry.resource in resources:
+                allocation = recorded_allocation(entry)
+                before = recorded.entries.get(allocation.key)
+                known = before.reply if before and before.ids == allocation.ids else None
+                entries.append(replace(allocation, reply=replies.get((allocation.key.resource, allocation.ids), known)))
         proof = began_at if began_at >= self._kubelet_restarted_at + LISTED_SECONDS else None
         self._replace(
             replace(
@@ -308,7 +297,7 @@ class LocalNode:
             self._replace(replace(self._inputs, pending=unseen))
 
     def hold_down(self, uid: PodUid, mask: CoreMask, reason: str) -> None:
-        """Hold down cores that a process of an unknown pod has open: neither API server nor kubelet say who has them.
+        """Hold down cores that a process of an unknown pod has open: neither API server nor kubelet knows that pod.
 
         Cores of other pods in the ledger are held down, too: the file may still show a pod that has ended.
         """
@@ -355,7 +344,7 @@ class LocalNode:
     # What goes to the kubelet.
 
     def advertise(self) -> None:
-        """Show the kubelet the devices as they are now; it hears only of what has changed."""
+        """Show the kubelet the devices as they are now. Only changes are sent."""
         snapshot = self.snapshot
         if snapshot:
             for resource, advertisement in self.advertisements.items():
@@ -420,6 +409,6 @@ class LocalNode:
 
 
 def _visible(snapshot: Snapshot) -> tuple[object, ...]:
-    """What a look at time and cgroups can change."""
+    """The parts that a look at time and cgroups can change."""
     inputs = snapshot.inputs
     return inputs.recorded, inputs.hold_downs, inputs.published_hold_downs, inputs.advertised_hold_downs

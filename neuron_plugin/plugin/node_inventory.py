@@ -1,8 +1,8 @@
-"""From what sysfs shows at one moment to what the node has.
+"""The node's inventory, from what sysfs shows at one moment.
 
-Between two looks a device may vanish or the driver may be reloaded. What was listed once stays listed, as unhealthy:
-the kubelet treats a device that leaves the list worse than a sick one. It shows the device as healthy in its pod's
-status, and reads its topology without a nil check (pkg/kubelet/cm/devicemanager).
+Between two looks a device may vanish or the driver may be reloaded. A device that was listed once stays listed, as
+unhealthy: the kubelet treats a device that leaves the list worse than a sick one. It shows the device as healthy in its
+pod's status, and reads its topology without a nil check (pkg/kubelet/cm/devicemanager).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def node_inventory(
     unhealthy: Mapping[int, str],
     disabled: Iterable[int] = (),
 ) -> NodeInventory | None:
-    """What the node has after a look that shows ``seen``; None while no device was ever found.
+    """The node's inventory after a look at the hardware, ``seen``; None while no device was ever found.
 
     ``instance_type`` is used where the machine does not name its own. ``unhealthy`` says which devices must not be
     handed out, and why; ``disabled`` which ones an operator has taken out of service. Core ids are never

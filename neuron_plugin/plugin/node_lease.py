@@ -29,12 +29,13 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from neuron_plugin.allocation.keys import UTILIZATION_KEY
+from neuron_plugin.backoff import every
 from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, Lease, LeaseName, ObjectReference
 from neuron_plugin.cluster.api import MERGE_PATCH, send
 from neuron_plugin.cluster.leases import LEASE_PREFIX
 from neuron_plugin.cluster.objects import LEASES, NODES, count_of
 from neuron_plugin.cluster.writes import claim_lease, create_lease, read_node, renew_lease, utc_now
-from neuron_plugin.plugin.watch import Problem
+from neuron_plugin.telemetry import Problem
 
 logger = logging.getLogger(__name__)
 
@@ -43,19 +44,19 @@ GIVE_UP_SECONDS = 1.2
 COUNT_SECONDS = 1800.0
 """Between two looks at how many nodes there are."""
 FEW_NODES, MOST_STRETCH = 100, 5
-"""Up to so many nodes Leases are renewed as often as the settings say, from five times as many a fifth as often. By
-default that is every 10 s, as kubelets renew theirs."""
+"""Up to ``FEW_NODES`` nodes Leases are renewed as often as the settings say. With more nodes they are renewed less
+often, at least a fifth as often: by default every 10 s, as kubelets renew theirs."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseTimes:
-    """How long a Lease is good for, and how often it is renewed, in seconds."""
+    """How long a Lease lasts, and how often it is renewed, in seconds."""
 
     duration: float
     renew: float
 
     def spread_over(self, nodes: int) -> LeaseTimes:
-        """The times in a cluster of so many nodes.
+        """The times in a cluster of ``nodes`` nodes.
 
         By default all plugins together renew 50 times a second at most; with more than 500 nodes as often as kubelets.
         """
@@ -96,19 +97,20 @@ class NodeLease:
 
     async def run(self, api: ApiServer) -> NoReturn:
         """Renew until cancelled, or give the Lease up for a while; what fails is tried again at the next turn."""
-        problem = Problem(logger, "cannot renew the Lease")
-        while True:
-            self._due.clear()
+        problem = Problem(logger, "cannot renew the Lease", ClusterError, node=self._node)
+
+        async def look() -> None:
             if self.serving or (self._held and not self._ended):
-                try:
+                with problem:
                     await self._count_nodes(api)  # first: a Lease has to last until it is renewed next
-                    await self._renew(api)
-                    problem.end()
-                except ClusterError as error:
-                    problem.say(error, node=self._node)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._times.renew):
-                    await self._due.wait()
+                    try:
+                        await self._claim(api)
+                    except ApiError as error:
+                        if not (error.missing or error.other_object):
+                            raise
+                        await self._claim(api)  # it is not the Lease that was seen last, which is forgotten now
+
+        await every(lambda: self._times.renew, look, self._due)
 
     async def give_up(self, api: ApiServer) -> bool:
         """Have the extender close the node now, and never renew again. Whether the API server has answered.
@@ -136,14 +138,6 @@ class NodeLease:
             with suppress(ClusterError):
                 nodes = await count_of(api, NODES, timeout_seconds=self._configured.renew)
                 self._times = self._configured.spread_over(nodes)
-
-    async def _renew(self, api: ApiServer) -> None:
-        try:
-            await self._claim(api)
-        except ApiError as error:
-            if not (error.missing or error.other_object):
-                raise
-            await self._claim(api)  # it is not the Lease that was seen last, which is forgotten now
 
     async def _claim(self, api: ApiServer) -> None:
         """Write on the version that was seen last. Until there is an answer it is not known which version there is."""

@@ -23,9 +23,8 @@ from neuron_plugin.allocation.keys import DISABLE_KEY, INVENTORY_KEY
 from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.cluster import ApiServer, Node, Reflector, Scope
 from neuron_plugin.cluster.objects import NODES
-from neuron_plugin.plugin.counters import Counters
+from neuron_plugin.metrics import MetricCounts
 from neuron_plugin.plugin.publisher import Publisher
-from neuron_plugin.plugin.watch import ReflectorCounts
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +34,7 @@ _MOST_QUOTED = 60
 
 @dataclass(frozen=True, slots=True)
 class SeenNode:
-    """What is read of the Node object: two annotations, and counts of its status."""
+    """The parts of the Node object that are read: two annotations, and counts of its status."""
 
     disabled: str
     inventory: str
@@ -52,7 +51,7 @@ def seen_node(node: Node) -> SeenNode:
     )
 
 
-class NodeWatch(ReflectorCounts):
+class NodeWatch:
     """Follows the Node object for as long as ``run`` runs. A change of the disabled devices sets ``changed``.
 
     ``unreadable`` says why the annotation cannot be read. ``missing``: the API server has no such node. ``inventory``
@@ -66,9 +65,10 @@ class NodeWatch(ReflectorCounts):
         changed: asyncio.Event,
         counted: asyncio.Event,
         publisher: Publisher,
-        counters: Counters,
+        counts: MetricCounts,
     ) -> None:
-        super().__init__(counters)
+        self._counts = counts
+        self.interrupted = counts.interrupted
         self.read = asyncio.Event()
         """Set once the API server has shown the Node object, or that there is none, or where there is no API server."""
         self.disabled: tuple[int, ...] = ()
@@ -118,14 +118,14 @@ class NodeWatch(ReflectorCounts):
 
     def listed(self, kind: str, records: int, seconds: float) -> None:
         """A complete list is in, says the reflector."""
-        super().listed(kind, records, seconds)
+        self._counts.listed(kind, records, seconds)
         if not records and not self.missing:
             self.missing = True
             logger.warning("the Node object is not there", extra={"why": self.problem})
         self.read.set()
 
     def _see(self, uid: str, old: SeenNode | None, new: SeenNode | None) -> None:
-        """The Node object was added, changed or deleted. What a deleted one said holds until there is another."""
+        """The Node object was added, changed or deleted. The values of a deleted one hold until there is another."""
         self.missing = new is None
         if new is None:
             return

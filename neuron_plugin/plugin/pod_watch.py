@@ -19,13 +19,13 @@ from neuron_plugin.allocation import NeuronPod, PodUid
 from neuron_plugin.allocation.claims import NeuronClaim
 from neuron_plugin.allocation.keys import NODE_KEY
 from neuron_plugin.allocation.pod import node_label
+from neuron_plugin.backoff import every
 from neuron_plugin.cluster import ApiRequest, ApiServer, ClusterError, Pod, Reflector, Scope
 from neuron_plugin.cluster.api import REQUEST_SECONDS, send
 from neuron_plugin.cluster.claims import RESOURCE_CLAIMS, neuron_claim
 from neuron_plugin.cluster.pods import PODS, neuron_pod
-from neuron_plugin.plugin.counters import Counters
+from neuron_plugin.metrics import MetricCounts
 from neuron_plugin.plugin.node import LocalNode
-from neuron_plugin.plugin.watch import ReflectorCounts
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ FIRST_LOOK_SECONDS = 0.05
 """While the pods are not listed yet: the kubelet's first calls wait for their claims."""
 
 
-class PodWatch(ReflectorCounts):
+class PodWatch:
     """Follows the pods of one node for as long as ``run`` runs.
 
     ``own_uid`` is the plugin's own pod: a LIST without it is of another node, or filtered, and proves nothing. Empty
@@ -49,11 +49,12 @@ class PodWatch(ReflectorCounts):
         node_name: str,
         own_uid: str,
         deadline_seconds: float,
-        counters: Counters,
+        counts: MetricCounts,
         *,
         connect_seconds: float,
     ) -> None:
-        super().__init__(counters)
+        self._counts = counts
+        self.interrupted = counts.interrupted
         self.tried = asyncio.Event()
         """Set once a connection was tried."""
         self._node = node
@@ -88,18 +89,18 @@ class PodWatch(ReflectorCounts):
         value: the label alone would be compared with each event of each pod of the cluster.
         """
         unbound = Scope(field_selector="spec.nodeName=", label_selector=f"{NODE_KEY}={node_label(self._node_name)}")
-        promised: Reflector[Pod, NeuronPod] = Reflector(api, PODS, self._if_promised, scope=unbound)
+
+        def kept(pod: Pod) -> NeuronPod | None:
+            known = neuron_pod(pod)  # of a long name the label has only a part
+            return known if known.promised == self._node_name and not known.ended else None
+
+        promised: Reflector[Pod, NeuronPod] = Reflector(api, PODS, kept, scope=unbound)
 
         def changed(uid: str, old: NeuronPod | None, new: NeuronPod | None) -> None:  # noqa: ARG001 - a listener
             self._node.see_pods(replace(self._node.pods, promised=tuple(promised.values.values())))
 
         promised.subscribe(changed)
         await promised.run()
-
-    def _if_promised(self, pod: Pod) -> NeuronPod | None:
-        """A pod that was placed on this very node: of a long name the label has only a part."""
-        known = neuron_pod(pod)
-        return known if known.promised == self._node_name and not known.ended else None
 
     async def list_pods(self) -> None:
         """Take in this node's pods as the API server knows them now; returns quietly at the deadline.
@@ -116,7 +117,7 @@ class PodWatch(ReflectorCounts):
 
     def listed(self, kind: str, records: int, seconds: float) -> None:
         """A complete list is in, says the reflector."""
-        super().listed(kind, records, seconds)
+        self._counts.listed(kind, records, seconds)
         if self._reflector:
             began_at = self._reflector.listed_at if self._sees_own_pod else None
             self._node.see_pods(self._node.pods.with_list(self._reflector.values.values(), began_at))
@@ -147,25 +148,26 @@ class ClaimWatch:
         """Keep the node's claims as its pods name them, until cancelled."""
         self._api = api
         try:
-            while True:
-                named = {
-                    (pod.reference.namespace, pod_claim.claim): pod.uid
-                    for pod in self._node.pods.pods.values()
-                    for pod_claim in pod.claims
-                    if pod_claim.claim
-                }
-                fresh = {}
-                for key, uid in named.items():
-                    known = self._node.claims.get(key)
-                    if (known is None or uid not in known.reserved_for) and (claim := await self.read_claim(*key)):
-                        fresh[key] = claim
-                claims = {**self._node.claims, **fresh}
-                self._node.see_claims({key: claim for key, claim in claims.items() if key in named})
-                if self._node.pods.listed_at is not None:
-                    self.read.set()
-                await asyncio.sleep(LOOK_SECONDS if self.read.is_set() else FIRST_LOOK_SECONDS)
+            await every(lambda: LOOK_SECONDS if self.read.is_set() else FIRST_LOOK_SECONDS, self._look)
         finally:
             self._api = None
+
+    async def _look(self) -> None:
+        named = {
+            (pod.reference.namespace, pod_claim.claim): pod.uid
+            for pod in self._node.pods.pods.values()
+            for pod_claim in pod.claims
+            if pod_claim.claim
+        }
+        fresh = {}
+        for key, uid in named.items():
+            known = self._node.claims.get(key)
+            if (known is None or uid not in known.reserved_for) and (claim := await self.read_claim(*key)):
+                fresh[key] = claim
+        claims = {**self._node.claims, **fresh}
+        self._node.see_claims({key: claim for key, claim in claims.items() if key in named})
+        if self._node.pods.listed_at is not None:
+            self.read.set()
 
     async def read_claim(self, namespace: str, name: str) -> NeuronClaim | None:
         """A claim as the API server has it now; None where there is none, or no answer."""

@@ -1,9 +1,9 @@
 """Everything that the node daemon writes to the API server: one queue, filled from snapshots.
 
-No call of the kubelet waits for it. A snapshot says what pods and node should say. What differs from what was last
-queued goes into the queue, and the newest request on a subject replaces an unsent older one. A request without an
-answer is tried again. A refusal is final, except "not permitted": rights may come after the daemon, so such a request
-is set aside and tried again now and then.
+No call of the kubelet waits for it. A snapshot says what pods and node should say. A difference from the last queued
+request goes into the queue, and replaces an unsent older request on its subject. A request without an answer is tried
+again. A refusal is final, except "not permitted": rights may come after the daemon, so such a request is set aside and
+tried again now and then.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from neuron_plugin.allocation import Assignment, NodeInventory, PodReference, Po
 from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.allocation.inventory import write_inventory
 from neuron_plugin.allocation.keys import ALLOC_TIME_KEY, INVENTORY_KEY, UNHEALTHY_LABEL
-from neuron_plugin.backoff import CLOCK, Backoff, Clock
+from neuron_plugin.backoff import CLOCK, NEVER, Backoff, Clock, every
 from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, Node, ObjectReference
 from neuron_plugin.cluster.api import send
 from neuron_plugin.cluster.writes import create_event, describe_node, describe_pod, report_node_condition, utc_now
@@ -52,7 +52,7 @@ _NOT_PERMITTED = frozenset({401, 403})
 class WriteTimes:
     """Seconds. ``timeout`` ends a request. Pauses after one without an answer grow from the first to the longest.
 
-    The same goes for the pauses between two rounds of what was not permitted.
+    Pauses between two rounds of requests that were not permitted grow likewise.
     """
 
     timeout: float = 10.0
@@ -66,7 +66,7 @@ TIMES = WriteTimes()
 
 
 class WriteQueue:
-    """Requests by subject, in the order in which the subjects came up."""
+    """Requests by subject, oldest subject first."""
 
     def __init__(self, clock: Clock = CLOCK, times: WriteTimes = TIMES) -> None:
         self._times = times
@@ -91,19 +91,19 @@ class WriteQueue:
 
     async def run(self, api: ApiServer) -> None:
         """Send what there is and what comes, until cancelled."""
-        while True:
+        clock = asyncio.get_running_loop().time
+
+        async def look() -> None:
+            if self._not_permitted and clock() >= self._again_at:
+                self._unsent, self._not_permitted = {**self._not_permitted, **self._unsent}, {}
             while self._unsent:
                 first = list(self._unsent.items())[:MOST_AT_ONCE]
                 if all(await asyncio.gather(*(self._send(api, *write) for write in first))):
                     self._backoff.reset()
                 else:
                     await asyncio.sleep(self._backoff.next_seconds())
-            self._filled.clear()
-            try:
-                async with asyncio.timeout_at(self._again_at if self._not_permitted else None):
-                    await self._filled.wait()
-            except TimeoutError:
-                self._unsent, self._not_permitted = {**self._not_permitted, **self._unsent}, {}
+
+        await every(lambda: self._again_at - clock() if self._not_permitted else NEVER, look, self._filled)
 
     async def _send(self, api: ApiServer, subject: str, request: ApiRequest) -> bool:
         """Send a request; False when it has to be tried again, which it is after the others."""
@@ -229,7 +229,7 @@ class Publisher:
         return events
 
     def _report_unhealthy(self, snapshot: Snapshot) -> None:
-        """Write on each pod, once, which of its devices have become unhealthy or healthy again.
+        """Write an event on each pod, once, when devices of it become unhealthy or healthy again.
 
         The reason may change all the time, as the count of an error does: that is no news for the pod.
         """
@@ -329,7 +329,7 @@ class Publisher:
 
 
 def _subject(what: str, pod: PodReference) -> str:
-    """What a write is about, in the log and as its key. Names are used again, so the UID is part of it."""
+    """The subject of a write, in the log and as its key. Names are used again, so the UID is part of it."""
     return f"{what} of pod {pod} with UID {pod.uid}"
 
 

@@ -50,7 +50,7 @@ class RegistrationWay(enum.StrEnum):
 
 
 class Mode(enum.StrEnum):
-    """Which of its interfaces the kubelet is offered devices by; never both on one node."""
+    """The kubelet's interface that offers devices; never both on one node."""
 
     DEVICE_PLUGIN = "device-plugin"
     DRA = "dra"

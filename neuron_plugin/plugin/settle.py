@@ -1,4 +1,4 @@
-"""The end of what is over: which allocations end, what is held down then, and until when.
+"""The end of allocations: which are over, which cores are held down then, and until when.
 
 Nothing is released: an allocation is in the ledger for as long as the inputs say that its pod may use it.
 """
@@ -29,9 +29,9 @@ from neuron_plugin.topology import NO_CORES, CoreMask
 VANISHED_SECONDS = 2.0
 """How long cores of a pod that was not seen to stop are held down at least: a container of it may be starting."""
 ADMISSION_SECONDS = 3.0
-"""How long a hold-down makes a new pod wait in its admission, and is not yet shown to the kubelet as an unhealthy
-device, which would reject the pod at once. The sandbox of a pod that has stopped is gone by then, and mostly so are the
-processes of one that was deleted by force."""
+"""How long a hold-down makes a new pod wait in its admission. Then it is shown to the kubelet as an unhealthy device,
+which rejects the pod at once. By then the sandbox of a pod that has stopped is gone, and mostly so are the processes of
+a pod that was deleted by force."""
 UNLISTED_SECONDS = 2.0
 """How long the watch may take to show a pod that the kubelet has recorded."""
 
@@ -192,7 +192,7 @@ def _is_shown(entry: RecordedAllocation, pods: NodePods) -> bool:
 def _holds(hold_down: HoldDown, inputs: Inputs, populated: Mapping[PodUid, bool | None]) -> bool:
     """Whether a hold-down goes on: until ``not_before``, and then while a process of the pod lives, however long.
 
-    Only where that cannot be seen, or may be a process of the same pod that came back, does ``until`` end it.
+    ``until`` ends it where processes cannot be seen, or may be those of the same pod after it came back.
     """
     if hold_down.unknown and is_explained(inputs, hold_down.uid):
         return False

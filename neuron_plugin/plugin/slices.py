@@ -1,13 +1,13 @@
 """The node's devices as a ResourceSlice, for the allocator of claims.
 
 One slice of fixed names in a fixed order, with the attributes of AWS's own driver, so that AWS's claim templates work
-unchanged. It follows from the machine alone. What changes are taints: a device that leaves the slice would be forgotten
-together with who has it, and a slice in another order wakes each pod that waits for devices. There are no counters:
-kube-scheduler takes them for devices that it then refuses (kubernetes#140436).
+unchanged. It follows from the machine alone. Only taints change: with a device that leaves the slice its holder would
+be forgotten, and a slice in another order wakes each waiting pod. There are no counters: kube-scheduler takes them for
+devices that it then refuses (kubernetes#140436).
 
 The kubelet deletes the slices of its node when it starts, and 30 s after a driver's socket is gone
-(pkg/kubelet/cm/dra/plugin). So the slice is watched and written again. What the server has kept is compared with what
-was sent: one without device taints (before Kubernetes 1.36) drops them silently.
+(pkg/kubelet/cm/dra/plugin). So the slice is watched and written again. The slice that the server has kept is compared
+with the sent slice: a server without device taints (before Kubernetes 1.36) drops them silently.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from neuron_plugin.allocation.claims import (
     device_attributes,
     pool_of,
 )
-from neuron_plugin.backoff import CLOCK, Backoff
+from neuron_plugin.backoff import CLOCK, NEVER, Backoff, every
 from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, Reflector, Scope
 from neuron_plugin.cluster.api import JsonObject, send
 from neuron_plugin.cluster.claims import RESOURCE_SLICES, ResourceSlice
-from neuron_plugin.plugin.counters import Counters
-from neuron_plugin.plugin.watch import Problem, ReflectorCounts
+from neuron_plugin.metrics import MetricCounts
+from neuron_plugin.telemetry import Problem
 
 logger = logging.getLogger(__name__)
 
@@ -82,13 +82,13 @@ class SliceKeeper:
     ``dropped`` is what the API server ignores of it.
     """
 
-    def __init__(self, node_name: str, driver: str, counters: Counters) -> None:
+    def __init__(self, node_name: str, driver: str, counts: MetricCounts) -> None:
         self.dropped: tuple[str, ...] = ()
         self.published = False
         """Whether the API server shows the slice as it should be."""
         self._node_name = node_name
         self._driver = driver
-        self._counters = counters
+        self._counts = counts
         self._spec: JsonObject | None = None
         self._owner: JsonObject | None = None
         self._look = asyncio.Event()
@@ -115,30 +115,29 @@ class SliceKeeper:
             RESOURCE_SLICES,
             lambda resource_slice: resource_slice if resource_slice.driver == self._driver else None,
             scope=scope,
-            observer=ReflectorCounts(self._counters),
+            observer=self._counts,
         )
         reflector.subscribe(lambda _uid, _old, _new: self._look.set())
         backoff = Backoff(CLOCK.chance, first_seconds=0.2, longest_seconds=30.0)
         problem = Problem(logger, "the node's slice is not written yet")
+
+        async def look() -> None:
+            try:
+                await self._mend(api, {found.name: found for found in reflector.values.values()})
+                backoff.reset()
+                problem.end()
+            except ClusterError as error:
+                pause = CONFLICT_SECONDS  # the watch is about to show what was written
+                if not (isinstance(error, ApiError) and error.conflict):
+                    problem.say(error)
+                    pause = backoff.next_seconds()
+                await asyncio.sleep(pause)
+                self._look.set()
+
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(reflector.run(), name="slices")
             await reflector.synced.wait()
-            while True:
-                try:
-                    await self._mend(
-                        api, {resource_slice.name: resource_slice for resource_slice in reflector.values.values()}
-                    )
-                    backoff.reset()
-                    problem.end()
-                except ClusterError as error:
-                    if isinstance(error, ApiError) and error.conflict:
-                        await asyncio.sleep(CONFLICT_SECONDS)  # the watch is about to show what was written
-                        continue
-                    problem.say(error)
-                    await asyncio.sleep(backoff.next_seconds())
-                    continue
-                await self._look.wait()
-                self._look.clear()
+            await every(NEVER, look, self._look)
 
     async def _mend(self, api: ApiServer, slices: Mapping[str, ResourceSlice]) -> None:
         """Write the slice unless it is there as it should be, and remove others of ours."""

@@ -1,4 +1,4 @@
-"""What follows from the inputs of one moment: who has what, who waits for what, what is advertised.
+"""What follows from the inputs of one moment: allocations, waiting assignments, advertised devices.
 
 ``settle`` ends before what is over; ``writes`` says what pods should say then.
 """
@@ -46,7 +46,7 @@ class WaitingAssignment:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that follows from ``inputs``. What every call needs is derived at once, the rest when it is first read."""
+    """All that follows from ``inputs``. Parts for every call are derived at once, the rest when it is first read."""
 
     inputs: Inputs
     inventory: NodeInventory
@@ -54,7 +54,7 @@ class Snapshot:
 
     @cached_property
     def offered_mask(self) -> CoreMask:
-        """Healthy cores that neither an operator nor a hold-down keeps back, whether in use or not."""
+        """Healthy cores that no operator and no hold-down keeps back, in use or not."""
         return CoreMask(self.inventory.healthy_mask & ~mask_union(self.inputs.hold_downs))
 
     def mask_of(self, resource: Resource, ids: Iterable[int]) -> CoreMask:
@@ -91,7 +91,7 @@ class Snapshot:
 
     @cached_property
     def counted_once(self) -> tuple[Allocation, ...]:
-        """What each container has, of pods that have a name; cores that a later container re-uses are that one's."""
+        """The allocations of named pods, each core once: a core that a later container re-uses is that container's."""
         once = []
         for uid, allocations in self.ledger.by_pod.items():
             pod, counted = self.inputs.pods.pods.get(uid), 0
@@ -104,7 +104,7 @@ class Snapshot:
 
     @cached_property
     def waiting(self) -> tuple[WaitingAssignment, ...]:
-        """The assigned sets that can still be given, as the pods were bound; of each pod that of its next container.
+        """For each pod the assigned set of its next container, if it can still be given; in the order of bindings.
 
         A pod with a started container waits for nothing: if the kubelet has lost its record of that pod, no other pod
         may be given its set.
@@ -144,7 +144,7 @@ class Snapshot:
         )
 
     def reusable_masks(self, pod: NeuronPod, resource: Resource) -> tuple[CoreMask, CoreMask]:
-        """What plain init containers of a pod have and no later container of it was given.
+        """The cores of a pod's plain init containers that no later container of the pod was given.
 
         First by the kubelet's ids, then by what was given: the same until a container was given a linked part of what
         init containers have, in place of the kubelet's random one.
@@ -165,8 +165,8 @@ class Snapshot:
     ) -> tuple[AdvertisedDevice, ...]:
         """The ids of one resource as the kubelet should see them.
 
-        What is in use under this same name stays healthy: the kubelet counts that itself. What is in use under another
-        name, broken, disabled or held down, is unhealthy.
+        An id in use under this same name stays healthy: the kubelet counts that itself. An id is unhealthy if it is in
+        use under another name, broken, disabled or held down.
 
         A broken or disabled device stays healthy, too, while a pod has it under this name that shows no end: else
         allocatable lacks the device, and kube-scheduler takes the pod's request off as well. From the first sign of an
@@ -203,7 +203,7 @@ class Snapshot:
 
     @cached_property
     def published_inventory(self) -> NodeInventory:
-        """What the cluster should know: devices that a hold-down keeps back are unhealthy, too.
+        """The inventory for the cluster: devices that a hold-down keeps back are unhealthy, too.
 
         With them, in one annotation, the pods that went while they ran: the scheduler keeps the cores of such a pod
         until its node has seen the end, and from then on follows what is held down.
@@ -227,7 +227,7 @@ class Snapshot:
 
     @cached_property
     def unhealthy_devices(self) -> Mapping[PodReference, Mapping[int, str]]:
-        """Which devices of the pods that the API server shows are unhealthy, and why."""
+        """The unhealthy devices of pods that the API server shows, and why."""
         by_pod: dict[PodReference, Mapping[int, str]] = {}
         for uid in self.ledger.by_pod if self.inventory.unhealthy else ():
             pod = self.inputs.pods.pods.get(uid)
@@ -238,7 +238,7 @@ class Snapshot:
 
     @property
     def device_facts(self) -> DeviceFacts:
-        """What constraints ask about the devices, as far as the machine says it."""
+        """The facts that constraints ask about, as far as the machine shows them."""
         return device_facts(self.inventory.device_name, self.inventory.geometry.instance_type, None)
 
     def unlinked_text(self, resource: Resource, mask: CoreMask) -> str:
@@ -286,7 +286,7 @@ class Snapshot:
 
 
 def derive(inputs: Inputs) -> Snapshot:
-    """What follows from settled inputs."""
+    """The snapshot of settled inputs."""
     allocations = [
         entry.on(inputs.inventory, inputs.reference(key.uid)) for key, entry in inputs.recorded.entries.items()
     ]

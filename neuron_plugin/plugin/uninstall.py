@@ -45,7 +45,7 @@ async def uninstall_nodes(
 
 
 async def claims_in_use(api: ApiServer, names: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
-    """The claims by which pods have devices of these nodes, by node; such a pod cannot end without its driver.
+    """The claims with devices of these nodes, by node; such a pod cannot end without its driver.
 
     A claim names its devices by their pool, which is the node's, whatever the driver is called.
 
@@ -86,7 +86,7 @@ async def installed_nodes(api: ApiServer, namespace: str, conditions: Collection
 
 
 def _patches(node: Node, conditions: Collection[str]) -> list[ApiRequest]:
-    """What takes back all that is said of a node; nothing where nothing is."""
+    """The requests that take back everything written about a node; nothing where nothing is."""
     removals = [
         remove_node_condition(node.name, condition) for condition in conditions if condition in node.condition_types
     ]

@@ -1,7 +1,7 @@
 """How much each container uses its cores, from one reading of the driver's counters to the next: values, no I/O.
 
-A container is busy for the share of the last minutes in which its cores executed. It is idle once none of them has
-executed anything for some time. Nothing follows from it here: it is shown, and no pod loses a device for it.
+A container's busy share is the part of the last minutes that its cores executed. A container is idle once none of its
+cores has executed anything for some time. Nothing follows from it here: it is shown, and no pod loses a device for it.
 
 A counter that falls was zeroed by hand or with the driver: the counts since then are new. A counter that cannot be
 read makes nothing up: the share is not known, and the container is not idle.
@@ -19,13 +19,13 @@ from neuron_plugin.plugin.snapshot import Snapshot
 from neuron_plugin.topology import cores_in
 
 WINDOW_SECONDS = 300.0
-"""What a busy share is about: long enough for steps between which a job saves its work, short enough to be news."""
+"""The window of a busy share: long enough for steps between which a job saves its work, short enough to be news."""
 _MICROSECONDS = 1e6
 
 PUBLISH_SECONDS = 300.0
 """The longest time until a value that has changed a little is published."""
 MUCH_SECONDS, MUCH_PERCENT = 60.0, 20
-"""A share that has changed by so much is published sooner."""
+"""A share that has changed by at least ``MUCH_PERCENT`` is published after ``MUCH_SECONDS``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class ContainerUse:
-    """What is remembered of one container.
+    """The memory of one container's use.
 
     ``counters`` are of the last reading. ``samples`` are times of the window, by the daemon's clock, each with the
     microseconds that the cores had executed until then since the first of them. ``active_at`` is when they were last
@@ -74,13 +74,13 @@ class ContainerUse:
 
     @property
     def memory_bytes(self) -> int | None:
-        """Device memory allocated on the cores; None where that of one is not known."""
+        """Device memory allocated on the cores; None if it is not known for one of them."""
         parts = [core.memory_bytes for core in self.counters.values()]
         return None if None in parts else sum(filter(None, parts))
 
     @property
     def busy_seconds(self) -> int:
-        """What the driver has counted on the cores altogether."""
+        """The driver's count over all of the cores."""
         return int(sum(core.busy_microseconds or 0 for core in self.counters.values()) / _MICROSECONDS)
 
     def idle_seconds(self, now_unix: float) -> float:
@@ -94,8 +94,8 @@ UseByContainer = Mapping[ContainerKey, ContainerUse]
 def holders_of(snapshot: Snapshot) -> CoreHolders:
     """The physical cores of each container of the pods that the API server shows; of re-used ones, the later has them.
 
-    A logical core is so many physical ones in a row. The order within a device is the driver's. Of a device with
-    another order, the share of a container that has only a part of it could be its neighbour's.
+    A logical core is one or more physical cores in a row. The order within a device is the driver's. If a device had
+    another order, the share of a container with a part of it could be its neighbour's.
     """
     per_device, size = snapshot.inventory.geometry.cores_per_device, snapshot.inventory.logical_core_size
     holders: dict[ContainerKey, frozenset[PhysicalCore]] = {}
@@ -108,7 +108,7 @@ def holders_of(snapshot: Snapshot) -> CoreHolders:
 
 
 def use_after(before: UseByContainer, holders: CoreHolders, reading: Reading, restored: Utilization) -> UseByContainer:
-    """What is known after a reading. Containers without cores are forgotten; a new one begins to be looked at.
+    """The use after a reading. Containers without cores are forgotten; a new container starts with this reading.
 
     ``restored`` is what was published before the plugin was started again. A container whose cores have executed
     nothing since has been idle all the time.
@@ -151,7 +151,7 @@ def _since(last: CoreCounters, now: CoreCounters) -> int:
 
 
 def utilization_of(use: UseByContainer, now_unix: float, idle_after_seconds: float) -> Utilization:
-    """What is published: whole percents, and idle only what has been so for ``idle_after_seconds``."""
+    """The published use: whole percents, and idle only after ``idle_after_seconds``."""
     utilization: dict[PodUid, dict[str, ContainerUtilization]] = {}
     for key, container_use in use.items():
         if container_use.known:
@@ -166,7 +166,7 @@ def utilization_of(use: UseByContainer, now_unix: float, idle_after_seconds: flo
 
 
 def is_news(published: Utilization, now: Utilization, seconds: float) -> bool:
-    """Whether ``now`` is worth to be published, ``seconds`` after the last time.
+    """Whether to publish ``now``, ``seconds`` after the last time.
 
     At once where a container comes, goes, falls idle or works again. Each change is a change of the Lease's text and of
     the objects that the placement controller shows, so small ones are gathered.
@@ -192,7 +192,7 @@ def is_news(published: Utilization, now: Utilization, seconds: float) -> bool:
 
 
 def idle_for(use: UseByContainer, now_unix: float, seconds: float) -> Iterable[ContainerKey]:
-    """The containers that have executed nothing for so long."""
+    """The containers that have executed nothing for ``seconds``."""
     return [
         key
         for key, container_use in use.items()

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 from neuron_plugin.allocation.event_reasons import EventReason
 from neuron_plugin.allocation.utilization import Utilization, duration_text, read_utilization, write_utilization
-from neuron_plugin.hardware import DriverVersion, parse_driver_version
+from neuron_plugin.hardware import parse_driver_version
 from neuron_plugin.hardware.core_counters import CoreCounterReader
 from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.machine import Machine
@@ -28,7 +28,6 @@ from neuron_plugin.plugin.utilization import (
     use_after,
     utilization_of,
 )
-from neuron_plugin.plugin.watch import every
 from neuron_plugin.plugin.writes import PodEvent
 
 logger = logging.getLogger(__name__)
@@ -37,7 +36,10 @@ _NANOSECONDS = 1e9
 
 
 class UtilizationWatch:
-    """Keeps ``use`` at what the last reading shows, for as long as ``run`` runs."""
+    """Keeps ``use`` at what the last reading shows.
+
+    If readings are turned off, it only removes what was published before.
+    """
 
     def __init__(
         self, settings: PluginSettings, node: LocalNode, machine: Machine, cluster: ClusterLink | None
@@ -54,14 +56,8 @@ class UtilizationWatch:
         self._published: Utilization = {}
         self._published_at = float("-inf")
         self._reported: frozenset[ContainerKey] = frozenset()
-
-    async def run(self) -> None:
-        """Read until cancelled; if that is turned off, only remove what was published before."""
-        if not self._settings.utilization_seconds:
-            if self._cluster:
-                self._cluster.lease.utilization = ""
-            return
-        await every(self._settings.utilization_seconds, self.read)
+        if cluster and not settings.utilization_seconds:
+            cluster.lease.utilization = ""
 
     async def read(self) -> None:
         """Read once, in a thread: an attribute may wait for the driver's lock."""
@@ -70,49 +66,28 @@ class UtilizationWatch:
             return
         holders = holders_of(snapshot)
         cores = sorted({core for cores in holders.values() for core in cores})
-        counters = await asyncio.to_thread(self._reader.read, cores, _driver(snapshot.inventory.driver_version))
+        driver = None
+        with suppress(ValueError):
+            driver = parse_driver_version(snapshot.inventory.driver_version)
+        counters = await asyncio.to_thread(self._reader.read, cores, driver)
         self.unix_seconds = self._machine.now_ns() / _NANOSECONDS
-        reading = Reading(self._machine.clock(), self.unix_seconds, counters)
-        self.use = use_after(self.use, holders, reading, self._restored())
-        self._publish(reading)
-        self._report(idle_for(self.use, reading.unix, self._settings.idle_event_after_seconds))
-
-    def _restored(self) -> Utilization:
-        return read_utilization(self._cluster.lease.found_utilization or "") if self._cluster else {}
-
-    def _publish(self, reading: Reading) -> None:
-        now = utilization_of(self.use, reading.unix, self._settings.idle_after_seconds)
-        if self._cluster and is_news(self._published, now, reading.at - self._published_at):
-            self._published, self._published_at = now, reading.at
-            self._cluster.lease.utilization = write_utilization(now)
-
-    def _report(self, idle: Iterable[ContainerKey]) -> None:
-        """Write an event for each container that has just been idle for the time that is set, if one is."""
-        seconds = self._settings.idle_event_after_seconds
-        if not (self._cluster and seconds):
+        reading, cluster, settings = (
+            Reading(self._machine.clock(), self.unix_seconds, counters),
+            self._cluster,
+            self._settings,
+        )
+        restored = read_utilization(cluster.lease.found_utilization or "") if cluster else {}
+        self.use = use_after(self.use, holders, reading, restored)
+        if cluster is None:
             return
-        idle_now = frozenset(idle)
-        for key in sorted(idle_now - self._reported, key=str):
-            idle_text = f"has executed nothing on its Neuron cores for {duration_text(seconds)}"
-            event = PodEvent(key.pod, EventReason.CORES_IDLE, f"container {key.container} {idle_text}; it keeps them")
-            self._cluster.publisher.write_pod_event(event, action="Measuring")
-        self._reported = idle_now
-
-
-def _driver(text: str) -> DriverVersion | None:
-    try:
-        return parse_driver_version(text)
-    except ValueError:
-        return None
-
-
-def utilization_samples(use: UseByContainer, unix_seconds: float) -> Mapping[str, Mapping[tuple[str, ...], float]]:
-    """The metrics of a reading. A container without a known share has none."""
-    labels = {key: (key.pod.namespace, key.pod.name, key.container) for key in use}
-    known = [(labels[key], container_use) for key, container_use in use.items() if container_use.known]
-    memory = [(labels[key], container_use.memory_bytes) for key, container_use in use.items()]
-    return {
-        "container_busy_ratio": {label: container_use.busy_share for label, container_use in known},
-        "container_idle_seconds": {label: container_use.idle_seconds(unix_seconds) for label, container_use in known},
-        "container_device_memory_bytes": {label: count for label, count in memory if count is not None},
-    }
+        now = utilization_of(self.use, reading.unix, settings.idle_after_seconds)
+        if is_news(self._published, now, reading.at - self._published_at):
+            self._published, self._published_at = now, reading.at
+            cluster.lease.utilization = write_utilization(now)
+        if seconds := settings.idle_event_after_seconds:
+            idle = frozenset(idle_for(self.use, reading.unix, seconds))
+            for key in sorted(idle - self._reported, key=str):
+                idle_text = f"has executed nothing on its Neuron cores for {duration_text(seconds)}"
+                text = f"container {key.container} {idle_text}; it keeps them"
+                cluster.publisher.write_pod_event(PodEvent(key.pod, EventReason.CORES_IDLE, text), action="Measuring")
+            self._reported = idle

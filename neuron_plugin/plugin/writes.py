@@ -1,4 +1,4 @@
-"""What the API server's pods should say, by a snapshot: annotations, a label, and events for their owners."""
+"""The annotations, label and events that pods should have by a snapshot."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def pod_writes(snapshot: Snapshot) -> tuple[PodWrite, ...]:
 
 
 def pod_events(snapshot: Snapshot) -> tuple[PodEvent, ...]:
-    """What the owners of this node's pods should know. Equal events of later snapshots are the same news."""
+    """Events for the owners of this node's pods. Equal events of later snapshots are the same news."""
     events, geometry = [], snapshot.inventory.geometry
     for pod in snapshot.inputs.pods.pods.values():
         if isinstance(pod.request, Rejection):
@@ -104,7 +104,7 @@ def wrongly_labelled(snapshot: Snapshot) -> tuple[NeuronPod, ...]:
 
 
 def _sees_more_text(snapshot: Snapshot, pod: NeuronPod) -> str:
-    """Which privileged containers of a pod see devices that are not the pod's; empty if none does."""
+    """The privileged containers of a pod that see devices of others, in words; empty without any."""
     has, claims = snapshot.ledger.of(pod.uid), {claim.claim: claim.users for claim in pod.claims}
     users = {name for one in has for name, _ in claims.get(one.claim, ()) or ((one.container, ""),)}
     names = [name for name in pod.life.privileged if name in users]

@@ -9,24 +9,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from neuron_plugin.simulation.api_server import SimulatedApiServer
     from neuron_plugin.simulation.cluster import NODE_NAME, PlacedBy, SimulatedCluster, pod_manifest
-    from neuron_plugin.simulation.kubelet_device_manager import AllocationError
     from neuron_plugin.simulation.kubelet_pods import AdmittedPod, KubeletContainer, KubeletPod
     from neuron_plugin.simulation.node import SimulatedNode, write_node
     from neuron_plugin.simulation.node_tree import SimulationError
-    from neuron_plugin.simulation.scheduler import SCHEDULERS, ExtenderCallError, SimulatedScheduler
-    from neuron_plugin.simulation.workloads import WorkloadError, WorkloadPod, pods_of
+    from neuron_plugin.simulation.scheduler import ExtenderCallError
 
 _NAMES = {
-    "api_server": ("SimulatedApiServer",),
     "cluster": ("NODE_NAME", "PlacedBy", "SimulatedCluster", "pod_manifest"),
-    "kubelet_device_manager": ("AllocationError",),
     "kubelet_pods": ("AdmittedPod", "KubeletContainer", "KubeletPod"),
     "node": ("SimulatedNode", "write_node"),
     "node_tree": ("SimulationError",),
-    "scheduler": ("SCHEDULERS", "ExtenderCallError", "SimulatedScheduler"),
-    "workloads": ("WorkloadError", "WorkloadPod", "pods_of"),
+    "scheduler": ("ExtenderCallError",),
 }
 
 

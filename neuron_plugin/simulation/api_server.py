@@ -1,18 +1,16 @@
 """A simulated Kubernetes API server, for the demo, tests and planning.
 
-It keeps its objects in memory and has two doors. Once started it speaks the API over HTTP on loopback; and it is an
-``ApiServer`` itself, which answers in its caller's task, without I/O and on the clock of the caller's loop. It serves
-lists with selectors and pages, watches with bookmarks and everything that ends them, bindings, patches, preconditions,
-graceful deletion, and validates what this project writes. It promises what Kubernetes 1.36 documents and does for the
-few calls that this project and kubectl make, and nothing about others. There is no garbage collection, and every client
-is let in unless a token or a guard says otherwise. ``fail`` tells it what to do wrong.
+Objects are kept in memory. Once started, the server speaks HTTP on loopback. It is also an ``ApiServer`` that answers
+in the caller's task, without I/O and on the clock of the caller's loop. It behaves like Kubernetes 1.36 for the calls
+that this project and kubectl make, and validates what this project writes. There is no garbage collection, and every
+client is authorized unless a token or a guard is set. ``fail`` injects faults.
 
     api = SimulatedApiServer()
     await api.start()
     api.create_pod({"metadata": {"name": "a"}, "spec": {"containers": []}})
     kubeconfig = api.write_kubeconfig(directory / "kubeconfig")
 
-Objects handed out are the server's own: read them, do not change them.
+Returned objects are the server's own: do not change them.
 """
 
 from __future__ import annotations
@@ -34,8 +32,6 @@ from aiohttp import web
 from neuron_plugin.cluster import ApiRequest, UnreachableError
 from neuron_plugin.cluster.api import JSON, STRATEGIC_MERGE_PATCH, Response, refusal
 from neuron_plugin.simulation.api_server_kinds import (
-    EVENTS,
-    LEASES,
     NODES,
     PODS,
     AnyJson,
@@ -64,31 +60,27 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-__all__ = ["EVENTS", "LEASES", "NODES", "PODS", "SimulatedApiServer"]
-
 _PROTOBUF = "application/vnd.kubernetes.protobuf"
 _APPLY_PATCH = "application/apply-patch+yaml"
 _LOOPBACK = "127.0.0.1"
 _MAX_BODY_BYTES = 4 << 20
-"""Of a request."""
 _REMEMBERED_REQUESTS = 10_000
 _TURNS_OF_AN_ACCEPT = 5
-"""Turns of the event loop from accepting a connection until aiohttp knows of it: three in asyncio, and some."""
+"""Event loop turns until aiohttp knows of an accepted connection: three in asyncio, plus some."""
 
 
 class Guard(Protocol):
-    """Decides who may do what. Without one every user may do everything."""
+    """Authorizes requests."""
 
     def check(self, user: str, method: str, target: Target, *, watch: bool) -> None:
-        """Let a request pass, or raise a `Refusal`. A user's token is its name."""
+        """Raise a `Refusal` if the user may not do this. A user's token is the user's name."""
 
 
 class SimulatedApiServer:
-    """The server. Its methods play all others: users, schedulers, kubelets.
+    """The server, with methods that play users, schedulers and kubelets.
 
-    It listens on a free port, and keeps it over ``stop`` and ``start``. ``admit_pod`` makes of each new pod what is
-    stored. An empty ``token`` lets every client in. With ``tls`` it serves HTTPS; ``ca`` is then the PEM text of the
-    authority that clients are to trust.
+    It listens on a free port and keeps it over ``stop`` and ``start``. ``admit_pod`` mutates each new pod. An empty
+    ``token`` admits every client. With ``tls`` it serves HTTPS; ``ca`` is the PEM text of the CA for kubeconfigs.
     """
 
     def __init__(
@@ -119,7 +111,7 @@ class SimulatedApiServer:
         await self.stop()
 
     async def start(self) -> None:
-        """Listen, after a ``stop`` again on the same port and with the same objects."""
+        """Listen, after a ``stop`` on the same port and with the same objects."""
         application = web.Application(client_max_size=_MAX_BODY_BYTES)
         application.router.add_route("*", "/{path:.*}", self._handle)
         self._runner = web.AppRunner(application, shutdown_timeout=1.0, access_log=None)
@@ -133,8 +125,8 @@ class SimulatedApiServer:
         runner, self._runner = self._runner, None
         if runner is not None:
             self.cut_watches()
-            # asyncio (3.11) leaks, open, a connection whose server is closed between its acceptance and its
-            # announcement; its client would wait for ever. So accept no more, and let the accepted ones arrive.
+            # If a server is closed between accepting and announcing a connection, asyncio (3.11) leaks the open
+            # connection, and its client waits forever. So accept no more, and let accepted connections arrive.
             if self._listening is not None:
                 asyncio.get_running_loop().remove_reader(self._listening)
             for _ in range(_TURNS_OF_AN_ACCEPT):
@@ -143,14 +135,11 @@ class SimulatedApiServer:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The server's URL."""
         return f"{'https' if self._tls else 'http'}://{_LOOPBACK}:{self._port}"
 
     def write_kubeconfig(self, path: Path, user: str = "") -> Path:
-        """Write a kubeconfig for this server and return its path (mode 0600).
-
-        A user's token is its name; without a user it is the server's token, if there is one.
-        """
+        """Write a kubeconfig (mode 0600) for a user, or with the server's token, and return its path."""
         cluster, token = {"server": self.url}, user or self._token
         if self._ca:
             cluster["certificate-authority-data"] = base64.b64encode(self._ca.encode()).decode()
@@ -167,17 +156,17 @@ class SimulatedApiServer:
         return path
 
     def rotate(self, *, token: str = "", tls: ssl.SSLContext | None = None, ca: str = "") -> None:
-        """Change the token at once; a certificate and its CA at the next ``start``."""
+        """Change the token now, and the certificate and CA at the next ``start``."""
         self._token, self._tls, self._ca = token or self._token, tls or self._tls, ca or self._ca
 
     def guard_by(self, guard: Guard) -> None:
-        """Ask ``guard`` about every request over HTTP from now on."""
+        """Authorize every HTTP request by ``guard`` from now on."""
         self._guard = guard
 
     # What users, schedulers and kubelets do.
 
     def create_pod(self, manifest: AnyJson) -> AnyJson:
-        """Create a pod, in namespace ``default`` unless its metadata says otherwise; a UID given is kept."""
+        """Create a pod; see `create`. The default namespace is ``default``."""
         return self.create(PODS, manifest, "default")
 
     def create_node(self, manifest: AnyJson) -> AnyJson:
@@ -185,39 +174,39 @@ class SimulatedApiServer:
         return self.create(NODES, manifest, "")
 
     def bind(self, namespace: str, name: str, *, node: str, annotations: Mapping[str, str] | None = None) -> None:
-        """Bind a pod, as a scheduler would."""
+        """Bind a pod, as a scheduler does."""
         metadata: AnyJson = {"name": name, "annotations": dict(annotations or {})}
         self._objects.bind(namespace, name, {"metadata": metadata, "target": {"kind": "Node", "name": node}})
 
     def mount(self, path: str, handler: Callable[[ApiRequest], Awaitable[Response]]) -> None:
-        """Have what is asked below a path answered there: it is none of Kubernetes."""
+        """Let ``handler`` answer all requests below a path."""
         self._mounted[path] = handler
 
     def serve_logs(self, logs: Callable[[str, str, str], str | None]) -> None:
-        """Ask for what a container has printed there: by namespace, pod and container."""
+        """Get container logs from ``logs``, by namespace, pod and container."""
         self._objects.logs = logs
 
     def patch_status(self, kind: ServedKind, name: str, status: AnyJson, namespace: str = "") -> AnyJson:
-        """Change an object's status; of its conditions those of the given types."""
+        """Patch an object's status; conditions are merged by type."""
         target = Target(kind, namespace, name, "status")
         return self._objects.patch(target, {"status": status}, STRATEGIC_MERGE_PATCH).value
 
     def change(
         self, kind: ServedKind, name: str, change: AnyJson, namespace: str = "", subresource: str = ""
     ) -> AnyJson:
-        """Merge a change into an object, or into one of its subresources."""
+        """Apply a merge patch to an object, or to one of its subresources."""
         return self._objects.patch(Target(kind, namespace, name, subresource), change).value
 
     def patch_pod(self, namespace: str, name: str, change: AnyJson) -> AnyJson:
-        """Merge a change into a pod, as a user would."""
+        """Apply a merge patch to a pod."""
         return self.change(PODS, name, change, namespace)
 
     def set_pod_status(self, namespace: str, name: str, status: AnyJson) -> AnyJson:
-        """Merge a change into a pod's status, as a kubelet would: ``{"phase": "Running"}``."""
+        """Merge a change, such as ``{"phase": "Running"}``, into a pod's status."""
         return self.change(PODS, name, {"status": status}, namespace, "status")
 
     def patch_node(self, name: str, change: AnyJson, *, status: bool = False) -> AnyJson:
-        """Merge a change into a node, or into its status."""
+        """Apply a merge patch to a node, or to its status."""
         return self.change(NODES, name, change, "", "status" if status else "")
 
     def delete_node(self, name: str) -> None:
@@ -225,14 +214,11 @@ class SimulatedApiServer:
         self.delete(NODES, name)
 
     def delete(self, kind: ServedKind, name: str, namespace: str = "") -> None:
-        """Delete an object; one with finalizers only begins to go."""
+        """Delete an object. One with finalizers only gets its deletion time."""
         self._objects.delete(Target(kind, namespace, name))
 
     def delete_pod(self, namespace: str, name: str, *, grace_seconds: int | None = None) -> None:
-        """Delete a pod.
-
-        On a node it only begins to end, unless ``grace_seconds`` is 0, as from its kubelet at the end.
-        """
+        """Delete a pod. A running pod only gets its deletion time, unless ``grace_seconds`` is 0."""
         options = {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
         self._objects.delete(Target(PODS, namespace, name), options)
 
@@ -245,42 +231,39 @@ class SimulatedApiServer:
         return [stored.value for stored in self._objects.collections[kind].objects()]
 
     def follow(self, *kinds: ServedKind) -> Inbox:
-        """Return all changes of these kinds from now on, in their order."""
+        """Return a queue of all changes of these kinds from now on."""
         inbox = Inbox()
         for kind in kinds:
             self._objects.collections[kind].followers.add(inbox)
         return inbox
 
     def unfollow(self, inbox: Inbox) -> None:
-        """Put no more changes into what `follow` returned."""
+        """End a `follow`."""
         for collection in self._objects.collections.values():
             collection.followers.discard(inbox)
 
     def create(self, kind: ServedKind, manifest: AnyJson, namespace: str) -> AnyJson:
-        """Create an object, in ``namespace`` unless its metadata says otherwise; a UID given is kept."""
+        """Create an object, in the namespace of its metadata or else in ``namespace``. A given UID is kept."""
         namespace = (manifest.get("metadata") or {}).get("namespace", namespace)
         return self._objects.create(kind, manifest, namespace).value
 
-    # What goes wrong, when it is told to.
+    # Faults.
 
     def fail(self, fault: Fault) -> None:
-        """Let a fault happen to the next requests that match it."""
+        """Inject a fault into the next requests that match it."""
         self._faults.append(fault)
 
     def forgive(self) -> None:
-        """Remove all faults that have not happened yet."""
+        """Remove all pending faults."""
         self._faults.clear()
 
     def compact(self) -> None:
-        """Forget the history: watches from older versions and further pages of older lists get a 410.
-
-        Open watches stay.
-        """
+        """Forget the history. New watches from older versions, and next pages of older lists, get a 410."""
         for collection in self._objects.collections.values():
             collection.compact()
 
     def expire_watches(self) -> None:
-        """End all open watches with a 410 inside the stream."""
+        """End all open watches with a 410 in the stream."""
         version = self._objects.versions.current
         self._send_to_watches(Refusal(410, f"too old resource version: {version} ({version + 1})"))
 
@@ -293,22 +276,22 @@ class SimulatedApiServer:
         self._send_to_watches(CutError())
 
     def send_bookmarks(self) -> None:
-        """Send a bookmark on every open watch that asked for them, now."""
+        """Send a bookmark now on every open watch that wants bookmarks."""
         self._send_to_watches(None)
 
     def mute_watches(self) -> None:
-        """Keep all open watches open and silent, as behind a dead connection; what they leave out is never sent."""
+        """Send nothing more on open watches, as on a dead connection."""
         for inbox in self._inboxes():
             inbox.put_nowait = partial(_put_end, inbox)  # type: ignore[method-assign]  # a dead connection
 
     @property
     def requests(self) -> list[ApiRequest]:
-        """The latest requests, oldest first, also those that came to nothing."""
+        """The latest requests, oldest first, including failed ones."""
         return list(self._seen)
 
     @property
     def open_watches(self) -> int:
-        """How many watches are being served."""
+        """The number of open watches."""
         return len(self._inboxes())
 
     def _inboxes(self) -> list[Inbox]:
@@ -321,17 +304,17 @@ class SimulatedApiServer:
     # Requests.
 
     def answer(self, request: ApiRequest) -> Response:
-        """Answer a request at once, whatever faults are to come."""
+        """Answer a request at once, without faults."""
         try:
             return answer(self._objects, _own(request))
         except Refusal as refusal:
             return refused(refusal)
 
     async def _serve(self, request: ApiRequest, user: str | None = None) -> Response | Watch:
-        """The answer to a request, or its watch; ``user`` is the token that came with it over HTTP.
+        """The answer to a request, or its watch. ``user`` is the bearer token of an HTTP request.
 
         Raises:
-            CutError: the connection is to be cut without an answer.
+            CutError: cut the connection without an answer.
         """
         self._seen.append(request)
         fault = take_fault(self._faults, request)
@@ -348,7 +331,7 @@ class SimulatedApiServer:
                 fault.after()
         except Refusal as refusal:
             return refused(refusal)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:  # a list for an object, say
+        except (AttributeError, KeyError, TypeError, ValueError) as error:  # such as a list in place of an object
             return refused(Refusal(400, f"the request cannot be handled: {error}"))
         return done
 
@@ -390,7 +373,7 @@ class SimulatedApiServer:
             yield _lines(opened.body)
 
     async def _heard(self, watch: Watch, request: ApiRequest, silence_seconds: float) -> AsyncGenerator[bytes, None]:
-        """The lines of a watch as its client hears them."""
+        """The lines of a watch; a silent watch is given up as by the HTTP client."""
         loop = asyncio.get_running_loop()
         heard_at = loop.time()
         async with aclosing(watch.lines()) as lines:
@@ -427,17 +410,17 @@ class SimulatedApiServer:
         return web.Response(body=done.body, status=done.status, content_type=content_type)
 
     def _accepted(self, asked: ApiRequest, request: web.Request) -> Callable[[AnyJson], AnyJson] | None:
-        """What makes of what is read what this client accepts."""
+        """See `shown`."""
         return shown(self._objects, asked, as_table="as=Table" in request.headers.get("Accept", ""))
 
     async def _show(
         self, watch: Watch, request: web.Request, made: Callable[[AnyJson], AnyJson] | None
     ) -> web.StreamResponse:
-        """Speak until the watch ends, or the client has left."""
+        """Stream a watch until it ends or the client leaves."""
         spoken = web.StreamResponse(headers={"Content-Type": "application/json"})
         with suppress(ConnectionError):  # the client left
             await spoken.prepare(request)
-            if self._runner is None:  # it would be waited for
+            if self._runner is None:  # stop() would wait for this handler
                 raise CutError
             async with aclosing(watch.lines()) as lines:
                 async for line in lines:
@@ -449,7 +432,7 @@ class SimulatedApiServer:
 
 
 def _made_of(line: bytes, made: Callable[[AnyJson], AnyJson]) -> bytes:
-    """A line of a watch with its object as the client accepts it."""
+    """A line of a watch, its object converted by ``made``."""
     event = msgspec.json.decode(line)
     if event["type"] in {"ADDED", "MODIFIED", "DELETED"}:
         event["object"] = made(event["object"])
@@ -472,13 +455,13 @@ async def _body(request: web.Request) -> AnyJson:
     except msgspec.DecodeError as error:
         raise Refusal(400, f"the object provided is unrecognized (must be of type JSON): {error}") from error
     except ValueError as error:
-        parse_path(request.path)  # a kind that is not served is refused for that
+        parse_path(request.path)  # refuses a kind that is not served
         raise Refusal(400, f"the request cannot be handled: {error}") from error
     return body
 
 
 def _own(request: ApiRequest) -> ApiRequest:
-    """A request with a body of its own: what comes without a socket stays its caller's."""
+    """A copy of a request: the caller may change its own body later."""
     if request.body is None:
         return request
     return replace(request, body=msgspec.json.decode(msgspec.json.encode(request.body)))

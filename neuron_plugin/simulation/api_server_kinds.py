@@ -1,7 +1,6 @@
-"""What a request to the simulated API server can name, and how the server refuses one.
+"""The kinds, paths and selectors that the simulated API server knows, and the Status object of a refusal.
 
-Which kinds are served, what a path addresses, what a field selector selects, and the Status object of a refusal. The
-texts of refusals matter: clients distinguish "bound already" from "being deleted" by nothing else. They follow
+The texts of refusals matter: only they tell clients "bound already" from "being deleted". They follow
 ``staging/src/k8s.io/apimachinery/pkg/api/errors/errors.go``.
 """
 
@@ -17,10 +16,9 @@ from neuron_plugin.allocation.node_rules import Requirement
 
 AnyJson = dict[str, Any]
 Selector = Callable[[AnyJson], bool]
-"""Whether an object is selected."""
 
 _REASONS = {410: "Expired", 422: "Invalid", 500: "InternalError"}
-"""Where they are not HTTP's own words for the codes."""
+"""Reasons that differ from HTTP's reason phrases."""
 _NAME = r"[A-Za-z0-9](?:[-\w.]{0,61}[A-Za-z0-9])?"
 _REQUIREMENT = re.compile(
     rf"""\s* (?P<absent>!\s*)? (?P<label>(?:[a-z0-9][-a-z0-9.]*/)?{_NAME}) (?(absent)|(?:
@@ -33,11 +31,8 @@ _OPERATORS = {None: "Exists", "!": "DoesNotExist", "in": "In", "notin": "NotIn",
 _TERM = re.compile(r"^\s*([^\s!=,()]+)\s*(=|==|!=)\s*([^\s!=,()]*)\s*$")
 
 
-class Refusal(Exception):  # noqa: N818 - the field's word for it; an answer, not a failure of this program
-    """An answer of 400 or more, as a Status object. The reason follows from the code unless it is given.
-
-    Whatever of the simulated API server cannot do what is asked raises it, with the real server's code and text.
-    """
+class Refusal(Exception):  # noqa: N818 - an answer, not a failure of this program
+    """An answer of 400 or more, with the real server's code and text. The reason follows from the code by default."""
 
     def __init__(self, code: int, message: str, *, reason: str = "", **details: Any) -> None:
         super().__init__(message)
@@ -47,7 +42,7 @@ class Refusal(Exception):  # noqa: N818 - the field's word for it; an answer, no
         self.details = details
 
     def status(self) -> AnyJson:
-        """Return the Status object, as answers and ERROR events carry it."""
+        """Return the Status object of answers and ERROR events."""
         status: AnyJson = {
             "kind": "Status",
             "apiVersion": "v1",
@@ -61,7 +56,7 @@ class Refusal(Exception):  # noqa: N818 - the field's word for it; an answer, no
 
 
 def conflict(resource: str, name: str, why: str) -> Refusal:
-    """Return the refusal of a request whose precondition does not hold."""
+    """Return the refusal of a request with an unmet precondition."""
     text = f'Operation cannot be fulfilled on {resource} "{name}": {why}'
     return Refusal(409, text, name=name, kind=resource)
 
@@ -73,7 +68,7 @@ def invalid(kind: str, name: str, why: str) -> Refusal:
 
 @dataclass(frozen=True, slots=True)
 class ServedKind:
-    """One kind: the path of its API group, its names, and the fields that its lists can be selected by."""
+    """A kind: the path of its API group, its names, and its selectable fields."""
 
     group: str
     plural: str
@@ -84,12 +79,12 @@ class ServedKind:
 
     @property
     def version(self) -> str:
-        """Group and version, as ``apiVersion`` has them."""
+        """The ``apiVersion``."""
         return self.group.removeprefix("/apis/").removeprefix("/api/")
 
     @property
     def resource(self) -> str:
-        """The name used in messages: the plural, and the group unless it is the core group."""
+        """The name in messages: plural and group, such as ``leases.coordination.k8s.io``."""
         group = self.version.rpartition("/")[0]
         return f"{self.plural}.{group}" if group else self.plural
 
@@ -131,7 +126,7 @@ DEVICE_CLASSES = ServedKind(_DRA, "deviceclasses", "DeviceClass", namespaced=Fal
 PRIORITY_CLASSES = ServedKind(_SCHEDULING, "priorityclasses", "PriorityClass", namespaced=False)
 POD_GROUPS = ServedKind("/apis/scheduling.k8s.io/v1beta1", "podgroups", "PodGroup")
 KINDS = tuple(kind for kind in tuple(vars().values()) if isinstance(kind, ServedKind))
-"""All of them, in this order; the first version of a group is the preferred one."""
+"""All served kinds. The first version of a group is the preferred one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +140,9 @@ class Target:
 
 
 OLD_EVENTS = re.compile(r"/api/v1((?:/namespaces/[^/]+)?/events(?:/.*)?)")
-"""Where kubectl asks for events."""
+"""The events path that kubectl uses."""
 _IN_CONTAINERS = ("attach", "ephemeralcontainers", "exec", "portforward", "proxy")
-"""Subresources of pods that reach into their containers."""
+"""Pod subresources that need a running container."""
 
 
 def parse_path(path: str) -> Target:
@@ -175,10 +170,9 @@ def parse_path(path: str) -> Target:
 def selector(kind: ServedKind, fields: str) -> Selector:
     """Read a field selector; an empty text selects everything.
 
-    What the real server refuses is refused here, too: a field that is not selectable would otherwise silently select
-    nothing on a real cluster.
+    Fields that the real server cannot select are refused, so that no program relies on them.
     """
-    tests: list[tuple[str, str, bool]] = []  # a field, its value, and whether not so
+    tests: list[tuple[str, str, bool]] = []  # field, value, negated
     for term in filter(str.strip, fields.split(",")):
         match = _TERM.match(term)
         if match is None:

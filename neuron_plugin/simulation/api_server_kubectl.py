@@ -1,8 +1,8 @@
-"""What kubectl asks of an API server beyond the objects: which kinds there are, tables to print, and old-style events.
+"""What kubectl needs besides objects: discovery, OpenAPI, tables, core/v1 events, and a little protobuf.
 
-kubectl 1.28 to 1.36 needs no more for get, describe, explain, apply, diff, delete, cordon, drain, label and auth. The
-OpenAPI document says three things: the server checks fields itself, knows dry runs, and which fields this project
-reads. ``drain``, ``auth`` and ``create namespace`` speak protobuf: of that the messages are read that they send.
+This is enough for get, describe, explain, apply, diff, delete, cordon, drain, label and auth of kubectl 1.28 to 1.36.
+The OpenAPI documents say that the server validates fields and supports dry runs, and describe the fields that this
+project reads. ``drain``, ``auth`` and ``create namespace`` send protobuf; only their messages are read.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ _RECORDS: Mapping[tuple[str, str], type] = {
     for resource in (POD_RECORDS, *vars(claims).values(), *vars(objects).values(), *vars(storage).values())
     if isinstance(resource, ApiResource)
 }
-"""Of a kind, by its group's path and plural, what it is read into."""
+"""The record type of a kind, by group path and plural."""
 _TYPES: Mapping[type, str] = {StrType: "string", IntType: "integer", BoolType: "boolean", DateTimeType: "string"}
-"""Those of OpenAPI."""
+"""Names of OpenAPI types."""
 
 
 def discovery(path: str) -> AnyJson | None:
-    """The answer to a GET that names no object; None for other paths."""
+    """A discovery or OpenAPI document; None for other paths."""
     path = path.rstrip("/") or path
     if path == "/version":
         unknown = dict.fromkeys(("gitCommit", "gitTreeState", "buildDate", "goVersion", "compiler", "platform"), "")
@@ -107,7 +107,7 @@ def discovery(path: str) -> AnyJson | None:
 
 
 def _openapi(group: str) -> AnyJson:
-    """What kubectl looks for in a document of a group: which parameters its writes have, and fields to explain."""
+    """A group's OpenAPI document: query parameters of patches, and the fields for ``kubectl explain``."""
     operations, schemas = {}, {}
     parameters = [{"name": word, "in": "query"} for word in ("fieldValidation", "dryRun")]
     for kind in (served for served in kinds.KINDS if served.group == group):
@@ -121,7 +121,7 @@ def _openapi(group: str) -> AnyJson:
 
 
 def _described(read: object) -> AnyJson:
-    """The schema of what is read into a type; what is kept as it is, is an object."""
+    """The OpenAPI schema of a record type; a field that is not decoded is an object."""
     match read:
         case UnionType(types=[first, *_]):
             return _described(first)
@@ -135,14 +135,14 @@ def _described(read: object) -> AnyJson:
 
 
 def review(path: str) -> AnyJson | None:
-    """The answer to a question about the rights of who asks, which are all; None for other paths."""
+    """The answer to a SelfSubjectAccessReview and the like: everything is allowed. None for other paths."""
     kind, status = _REVIEWS.get(path, ("", {}))
     version = path.removeprefix("/apis/").rpartition("/")[0]
     return {"kind": kind, "apiVersion": version, "metadata": {}, "spec": {}, "status": status} if kind else None
 
 
 _Fields = Mapping[int, tuple[str, Any]]
-"""Of a message by number: a field's name, and its own fields, or what makes a value of its bytes or number."""
+"""By field number: the field's name, and the fields of a nested message or a function that converts the value."""
 _DELETE_OPTIONS: _Fields = {
     1: ("gracePeriodSeconds", int),
     2: ("preconditions", {1: ("uid", bytes.decode), 2: ("resourceVersion", bytes.decode)}),
@@ -172,10 +172,10 @@ _MAGIC = b"k8s\0"
 
 
 def read_protobuf(body: bytes) -> AnyJson:
-    """Read a body of kubectl's in protobuf (``generated.proto`` of policy/v1, meta/v1 and v1).
+    """Read kubectl's protobuf body (``generated.proto`` of policy/v1, meta/v1 and v1).
 
     Raises:
-        ValueError: it is none, is cut off, or holds another kind.
+        ValueError: not protobuf, cut off, or another kind.
     """
     if not body.startswith(_MAGIC):
         raise ValueError("a protobuf body starts with k8s")
@@ -190,7 +190,7 @@ def read_protobuf(body: bytes) -> AnyJson:
 
 
 def _message(data: bytes, fields: _Fields) -> AnyJson:
-    """What ``fields`` name of a message; to the library all of its fields are unknown ones."""
+    """The named ``fields`` of a message. The library reads them as unknown fields of an empty message."""
     message: AnyJson = {}
     found = UnknownFieldSet(Empty.FromString(data))
     for field in map(found.__getitem__, range(len(found))):
@@ -201,7 +201,7 @@ def _message(data: bytes, fields: _Fields) -> AnyJson:
 
 
 def core_event(event: AnyJson) -> AnyJson:
-    """An event, or a list of events, as ``/api/v1`` shows it."""
+    """An event or a list of events as core/v1."""
     if "items" in event:
         return {**event, "apiVersion": "v1", "items": [*map(core_event, event["items"])]}
     at = event["metadata"]["creationTimestamp"]
@@ -220,9 +220,9 @@ def core_event(event: AnyJson) -> AnyJson:
 
 
 def table(kind: ServedKind, listed: AnyJson, pods: Iterable[AnyJson] = (), *, include: str = "Metadata") -> AnyJson:
-    """A list, or a single object, as kubectl prints it; of a node also what ``pods`` leave of it.
+    """A list or an object as a Table. Nodes show what ``pods`` leave free.
 
-    ``include`` says what comes with each row: of the object its metadata, or with ``Object`` all, to sort by.
+    Each row carries the object's metadata, or with ``include`` "Object" the whole object, for ``--sort-by``.
     """
     objects = listed["items"] if str(listed.get("kind", "")).endswith("List") else [listed]
     partial = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
@@ -249,7 +249,7 @@ _COLUMNS = {
 
 
 def _claim_state(claim: AnyJson) -> str:
-    """What becomes of a claim, in a word or some."""
+    """A claim's STATE, such as ``allocated,reserved``."""
     status, deleted = claim.get("status") or {}, bool(claim["metadata"].get("deletionTimestamp"))
     words = ["deleted"] * deleted
     if status.get("allocation"):
@@ -258,10 +258,7 @@ def _claim_state(claim: AnyJson) -> str:
 
 
 def _tainted(devices: Collection[AnyJson]) -> str:
-    """Which devices have taints, and why: by a taint's value, or the name in its key. ``all`` stands for every device.
-
-    The placement controller's taint is on each: kube-scheduler allocates none then.
-    """
+    """Devices with taints, as DEVICE=VALUE, or the taint key's name for lack of a value. ``all`` means every device."""
     tainted: dict[str, list[str]] = {}
     for device in devices:
         for taint in device.get("taints") or ():
@@ -271,7 +268,7 @@ def _tainted(devices: Collection[AnyJson]) -> str:
 
 
 def _used(pods: Iterable[AnyJson]) -> Counter[tuple[str, str]]:
-    """How much pods ask for, by node and resource, as kube-scheduler counts it."""
+    """Requested Neuron by node and resource, as kube-scheduler counts it."""
     used: Counter[tuple[str, str]] = Counter()
     for bound in pods:
         pod = POD_RECORDS.decode(msgspec.json.encode(bound))

@@ -1,11 +1,9 @@
-"""The simulated API server without HTTP: what each verb makes of the objects it keeps.
+"""The objects of the simulated API server, and the verbs that change them, without HTTP.
 
-Tests, the demo and planning call `ApiObjects` directly to play the user, the scheduler or the kubelet; the programs
-under test come through HTTP and end in the same functions. The rules are functions of values. Facts:
-``pkg/registry/core/pod/strategy.go`` (status keeps metadata and ignores the spec; grace), ``store.go`` of
-``k8s.io/apiserver/pkg/registry/generic/registry`` (preconditions), ``strategicpatch/patch.go`` of apimachinery and the
-``patchMergeKey`` tags of ``k8s.io/api/core/v1/types.go``, all of 1.36.2. Only what this project's programs and kubectl
-touch is followed, and no admission.
+HTTP requests and the methods of `SimulatedApiServer` end in the same functions here. The rules are functions of values.
+Only what this project and kubectl use is followed. Sources (1.36.2): ``pkg/registry/core/pod/strategy.go`` (status,
+grace), ``store.go`` of ``k8s.io/apiserver/pkg/registry/generic/registry`` (preconditions), ``strategicpatch/patch.go``
+of apimachinery, and the ``patchMergeKey`` tags of ``k8s.io/api/core/v1/types.go``.
 """
 
 from __future__ import annotations
@@ -29,7 +27,6 @@ from neuron_plugin.simulation.api_server_rules import (
     check,
     check_change,
     check_claims,
-    check_prefix,
     disrupted,
     evicted,
     gated,
@@ -44,9 +41,9 @@ from neuron_plugin.simulation.api_server_store import Collection, ObjectKey, Sto
 STALE = "the object has been modified; please apply your changes to the latest version and try again"
 
 _RECORDS: Mapping[ServedKind, ApiResource[Any]] = {kinds.PODS: POD_RECORDS, kinds.NODES: NODE_RECORDS}
-"""Kinds of which every program reads all: one that cannot be read is not kept."""
+"""Kinds that every program lists as a whole. An object that our programs cannot read is refused."""
 _DEFAULT_GRACE_SECONDS = 30
-"""A pod's (pkg/apis/core/v1/defaults.go)."""
+"""Of a pod (pkg/apis/core/v1/defaults.go)."""
 _MAX_GENERATED_STEM = 58
 """Characters before the five random ones (apiserver/pkg/storage/names)."""
 
@@ -54,31 +51,31 @@ _FIXED = (
     *("name", "namespace", "uid", "resourceVersion"),
     *("creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"),
 )
-"""Of metadata: no write changes it."""
+"""Metadata that no write changes."""
 
 Admission = Callable[[AnyJson], AnyJson]
-"""What a mutating admission makes of a new object."""
+"""Mutates a new object."""
 
 
 class ApiObjects:
-    """Every object of every kind. ``admit_pod`` is the admission of new pods, if there is any."""
+    """All objects. ``admit_pod`` mutates each new pod."""
 
     def __init__(self, admit_pod: Admission | None = None) -> None:
         self._admit_pod = admit_pod
         self.logs: Callable[[str, str, str], str | None] = lambda *_: None
-        """What a container has printed, by namespace, pod and its name: a kubelet's answer."""
+        """Container logs by namespace, pod and container."""
         self.versions = Versions()
         self.collections: dict[ServedKind, Collection] = {kind: Collection(self.versions) for kind in kinds.KINDS}
 
     def rehearsal(self) -> ApiObjects:
-        """The same objects for a dry run: what is written there is written nowhere else."""
+        """A copy of the objects for a dry run."""
         made = ApiObjects(self._admit_pod)
         made.versions.current = self.versions.current
         made.collections = {kind: kept.copy(made.versions) for kind, kept in self.collections.items()}
         return made
 
     def create(self, kind: ServedKind, body: AnyJson, namespace: str = "") -> Stored:
-        """Create an object. A UID in the body is kept, so that a test can repeat itself."""
+        """Create an object. A UID in the body is kept, for repeatable tests."""
         made = created(kind, namespace, body)
         if kind is kinds.PODS:
             made = gated(self._admit_pod(made) if self._admit_pod else made)
@@ -90,7 +87,7 @@ class ApiObjects:
         return self._store(kind, key, made)
 
     def read(self, target: Target) -> Stored:
-        """Return an object as it is."""
+        """Return an object."""
         stored = self.collections[target.kind].get((target.namespace, target.name))
         if stored is None:
             resource = target.kind.resource
@@ -98,11 +95,11 @@ class ApiObjects:
         return stored
 
     def patch(self, target: Target, change: AnyJson, content_type: str = MERGE_PATCH) -> Stored:
-        """Patch an object, or its status."""
+        """Patch an object or a subresource."""
         return self.replace(target, PATCHES[content_type](self.read(target).value, change))
 
     def replace(self, target: Target, value: AnyJson) -> Stored:
-        """Replace an object, or its status. One that is being deleted goes with its last finalizer."""
+        """Replace an object or a subresource. A deleted object is removed with its last finalizer."""
         old = self.read(target).value
         if target.subresource == "resize":
             value = resized(old, value)
@@ -120,7 +117,7 @@ class ApiObjects:
         return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
 
     def log(self, namespace: str, name: str, container: str) -> str:
-        """Return what a container has printed."""
+        """Return a container's log."""
         self.read(Target(kinds.PODS, namespace, name))
         text = self.logs(namespace, name, container)
         if text is None:
@@ -128,10 +125,7 @@ class ApiObjects:
         return text
 
     def delete(self, target: Target, options: AnyJson | None = None) -> Stored:
-        """Delete an object; one with finalizers, and a pod on a node, only begins to end.
-
-        Such a pod is gone when it is deleted with a grace period of 0.
-        """
+        """Delete an object. One with finalizers, and a running pod with grace, only gets its deletion time."""
         after = deleted(target.kind, self.read(target).value, options or {})
         key = (target.namespace, target.name)
         collection = self.collections[target.kind]
@@ -174,7 +168,7 @@ class ApiObjects:
 
 
 def created(kind: ServedKind, namespace: str, body: AnyJson) -> AnyJson:
-    """Return the object that a create makes of its body: names, UID, time and the kind's defaults."""
+    """Return the new object: the body with name, UID, time and the kind's defaults."""
     metadata = dict(body.get("metadata") or {})
     claimed, wanted = (body.get("apiVersion", kind.version), body.get("kind", kind.kind)), (kind.version, kind.kind)
     if claimed != wanted:
@@ -186,7 +180,6 @@ def created(kind: ServedKind, namespace: str, body: AnyJson) -> AnyJson:
         raise Refusal(400, "the namespace of the provided object does not match the namespace sent on the request")
     prefix = metadata.pop("generateName", "") if not metadata.get("name") else ""
     if prefix:
-        check_prefix(kind, prefix)
         metadata["name"] = f"{prefix[:_MAX_GENERATED_STEM]}{uuid.uuid4().hex[:5]}"
     if not metadata.get("name"):
         raise invalid(kind.kind, "", "metadata.name: Required value: name or generateName is required")
@@ -211,7 +204,7 @@ def created(kind: ServedKind, namespace: str, body: AnyJson) -> AnyJson:
 
 
 def _claim_defaults(spec: AnyJson) -> AnyJson:
-    """A claim's spec with the mode and count of exact requests (``pkg/apis/resource/v1/defaults.go``)."""
+    """A claim's spec with default mode and count (``pkg/apis/resource/v1/defaults.go``)."""
     devices, requests = dict(spec.get("devices") or {}), []
     for request in devices.get("requests") or ():
         exact = {"allocationMode": "ExactCount", **(request.get("exactly") or {})}
@@ -221,11 +214,11 @@ def _claim_defaults(spec: AnyJson) -> AnyJson:
 
 
 def _defaulted(spec: AnyJson) -> AnyJson:
-    """A pod's spec with quantities as texts, with what they default to, and without empty gates."""
+    """A pod's spec with quantities as text, requests defaulted from limits, and without empty gates."""
     filled = {name: value for name, value in spec.items() if name != "schedulingGates" or value}
     for field in spec.keys() & {"containers", "initContainers"}:
         filled[field] = [dict(container) for container in spec[field]]
-        for container in filled[field]:  # a limit without a request is requested (pkg/apis/core/v1/defaults.go)
+        for container in filled[field]:  # limits are default requests (pkg/apis/core/v1/defaults.go)
             resources = container.get("resources") or {}
             limits = _quantities(resources.get("limits") or {})
             requests = {**limits, **_quantities(resources.get("requests") or {})}
@@ -238,7 +231,7 @@ def _defaulted(spec: AnyJson) -> AnyJson:
 
 def _quantities(amounts: AnyJson) -> dict[str, str]:
     for name, amount in amounts.items():
-        if "/" in name:  # an extended resource is counted
+        if "/" in name:  # extended resources are whole numbers
             parse_count(str(amount))
     return {name: str(amount) for name, amount in amounts.items()}
 
@@ -247,9 +240,9 @@ def _quantities(amounts: AnyJson) -> dict[str, str]:
 
 
 def updated(kind: ServedKind, old: AnyJson, new: AnyJson, *, part: str) -> AnyJson:
-    """Return what a patch makes of the old object, after its preconditions and the rules for pods.
+    """Return the object after an update, once preconditions and the kind's rules are checked.
 
-    ``part`` is the subresource: the status takes status and metadata, the object itself all but the status.
+    ``part`` is the subresource. An update of the status changes only status and metadata; any other keeps the status.
     """
     status = part == "status"
     before, after = old["metadata"], new.get("metadata") or {}
@@ -259,7 +252,7 @@ def updated(kind: ServedKind, old: AnyJson, new: AnyJson, *, part: str) -> AnyJs
     if uid != before["uid"]:
         raise invalid(kind.kind, name, f'metadata.uid: Invalid value: "{uid}": field is immutable')
     if status and kind is kinds.RESOURCE_CLAIMS:
-        after = before  # the status of a claim brings no finalizers (ResetObjectMetaForStatus)
+        after = before  # a claim's status update changes no finalizers (ResetObjectMetaForStatus)
     metadata = {key: value for key, value in after.items() if value not in ({}, None)}
     for fixed in _FIXED:
         metadata.pop(fixed, None)
@@ -279,9 +272,9 @@ def updated(kind: ServedKind, old: AnyJson, new: AnyJson, *, part: str) -> AnyJs
 
 
 def deleted(kind: ServedKind, value: AnyJson, options: AnyJson) -> AnyJson | None:
-    """Return the object as a deletion leaves it; None is gone.
+    """Return the object after a deletion, or None if it is removed.
 
-    An object with finalizers, and a living pod on a node for as long as its grace period, only get their deletion time.
+    An object with finalizers, and a running pod with a grace period, only get their deletion time.
     """
     metadata = value["metadata"]
     if why := unmet(metadata, options.get("preconditions") or {}):
@@ -292,17 +285,17 @@ def deleted(kind: ServedKind, value: AnyJson, options: AnyJson) -> AnyJson | Non
         grace = int(value["spec"]["terminationGracePeriodSeconds"] if asked is None else asked)
     if grace == 0 and not metadata.get("finalizers"):
         return None
-    left = metadata.get("deletionGracePeriodSeconds", grace + 1)  # it is only ever shortened
+    left = metadata.get("deletionGracePeriodSeconds", grace + 1)  # grace is only ever shortened
     timing = {"deletionTimestamp": now_text(), "deletionGracePeriodSeconds": grace}
     return value | {"metadata": metadata | timing} if grace < left else value
 
 
 def is_released(metadata: AnyJson) -> bool:
-    """Whether a deleted object has lost its last finalizer, and needs no more time."""
+    """Whether a deleted object has no finalizers and no grace left."""
     return metadata.get("deletionGracePeriodSeconds") == 0 and not metadata.get("finalizers")
 
 
-# Patches. A strategic merge knows which lists are merged, and by which key of their entries; others are replaced.
+# Patches.
 
 _MERGE_KEYS = {
     "addresses": "type",
@@ -323,9 +316,9 @@ _MERGE_KEYS = {
     "volumeMounts": "mountPath",
     "volumes": "name",
 }
-"""Lists of objects that are merged: by the value of this key, an entry is another's."""
+"""Lists that a strategic merge patch merges, with the key that identifies an entry. It replaces other lists."""
 _MERGED_VALUES = ("finalizers",)
-"""Lists of texts that are merged."""
+"""Lists of strings that it merges."""
 _ORDER = "$setElementOrder/"
 _DELETE = "$deleteFromPrimitiveList/"
 
@@ -377,10 +370,7 @@ def json_patched(value: Any, patch: Iterable[AnyJson]) -> Any:
 
 
 def strategically_patched(value: AnyJson, patch: AnyJson) -> AnyJson:
-    """Apply a strategic merge patch, with its directives ``$patch``, ``$retainKeys`` and ``$setElementOrder``.
-
-    An entry with ``$patch: delete`` removes the one of its key; without such a one it changes nothing.
-    """
+    """Apply a strategic merge patch with ``$patch``, ``$retainKeys``, ``$setElementOrder`` and list deletions."""
     if (directive := patch.get("$patch", "merge")) != "merge":
         if directive not in {"replace", "delete"}:
             raise Refusal(400, f"Unknown patch type: {directive}")
@@ -408,7 +398,7 @@ def strategically_patched(value: AnyJson, patch: AnyJson) -> AnyJson:
 
 
 def _merged_list(key: str, present: list[Any], patch: list[Any], order: list[Any]) -> list[AnyJson]:
-    """Entries merged by ``key``: in the patch's ``order`` if it gives one, else new ones last."""
+    """Merge entries by ``key``. They have the patch's ``order`` if it gives one, else new entries come last."""
     for entry in patch:
         if not isinstance(entry, dict) or (key not in entry and entry.get("$patch") != "replace"):
             raise Refusal(400, f"map: {entry} does not contain declared merge key: {key}")

@@ -1,7 +1,6 @@
-"""What the simulated API server makes of a request, whichever way it came: over HTTP, or straight from a test.
+"""How the simulated API server answers a request, over HTTP or without sockets, and its injected faults.
 
-A request and its answer are values. Only a watch takes time: its lines are the caller's to send. What goes wrong with a
-request, when the server is told to do wrong, is below.
+Requests and answers are values. The caller sends the lines of a watch.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from neuron_plugin.simulation.api_server_objects import PATCHES, ApiObjects
 from neuron_plugin.simulation.api_server_store import CutError, Stored, Watch
 
 OLD_OPENAPI = "/openapi/v2"
-"""Where kubectl looks for a kind that it has not found elsewhere; it prints an answer of 406, if that is plain text."""
+"""kubectl asks here for an unknown kind, and prints an answer of 406 that is plain text."""
 _OTHER_KINDS = b"""only what 'kubectl api-resources' lists is kept here; \
 'neuron-plugin playground run -f FILE' makes the pods of other kinds"""
 _SWITCHED_OFF = "sendInitialEvents: Forbidden: not without the feature gate WatchList, which is off here"
@@ -42,7 +41,7 @@ _WRITTEN_ONLY = ("binding", "eviction")
 
 
 def answer(objects: ApiObjects, request: ApiRequest) -> Response:
-    """Do what a request asks, unless it asks for a watch."""
+    """Answer a request that is no watch."""
     if request.method == "GET" and (document := discovery(request.path)):
         return Response(200, msgspec.json.encode(document))
     if request.method == "POST" and (document := review(request.path)):
@@ -51,7 +50,9 @@ def answer(objects: ApiObjects, request: ApiRequest) -> Response:
         return Response(406, _OTHER_KINDS)
     target = parse_path(request.path)
     if request.method != "GET":
-        return _write(objects.rehearsal() if _is_dry(request) else objects, request, target)
+        body: AnyJson = request.body if isinstance(request.body, dict) else {}
+        is_dry = request.query.get("dryRun") or (body.get("deleteOptions") or body).get("dryRun")
+        return _write(objects.rehearsal() if is_dry else objects, request, target)
     if target.subresource in _WRITTEN_ONLY:
         raise _not_allowed()
     if target.subresource == "log":
@@ -60,10 +61,7 @@ def answer(objects: ApiObjects, request: ApiRequest) -> Response:
 
 
 def shown(objects: ApiObjects, request: ApiRequest, *, as_table: bool) -> Callable[[AnyJson], AnyJson] | None:
-    """What makes of an object or a list that is read what its reader asked for; None: nothing is to be made of it.
-
-    Events that are asked for below ``/api/v1`` have their older form there.
-    """
+    """The conversion of what is read to a Table, or of events below ``/api/v1`` to core/v1; None for no conversion."""
     if not as_table:
         return core_event if OLD_EVENTS.fullmatch(request.path) else None
     kind = parse_path(request.path).kind
@@ -72,14 +70,14 @@ def shown(objects: ApiObjects, request: ApiRequest, *, as_table: bool) -> Callab
     def table_of(read: AnyJson) -> AnyJson:
         pods = [stored.value for stored in objects.collections[PODS].objects()] if kind is NODES else ()
         made = table(kind, read, pods, include=include)
-        told["columnDefinitions"] = [] if told else made["columnDefinitions"]  # a watch says them once
+        told["columnDefinitions"] = [] if told else made["columnDefinitions"]  # only in the first event of a watch
         return made | told
 
     return table_of
 
 
 def watch_of(objects: ApiObjects, request: ApiRequest, bookmark_seconds: float) -> Watch | None:
-    """Return the watch that a request asks for, with bookmarks after so many seconds of silence; None: it asks none."""
+    """Return the watch of a request, or None if it is no watch."""
     if request.method != "GET":
         return None
     for name in ("limit", "resourceVersion", "timeoutSeconds"):
@@ -95,25 +93,18 @@ def watch_of(objects: ApiObjects, request: ApiRequest, bookmark_seconds: float) 
 
 
 def refused(refusal: Refusal) -> Response:
-    """Return a refusal as it is answered."""
+    """Return the answer of a refusal."""
     return Response(refusal.code, msgspec.json.encode(refusal.status()))
 
 
 def unsupported(*accepted: str) -> Refusal:
-    """Return the refusal of a body in another format than those that are accepted."""
+    """Return the refusal of a body with an unsupported content type."""
     text = "the body of the request was in an unknown format - accepted media types include: "
     return Refusal(415, text + ", ".join(accepted))
 
 
 def _not_allowed() -> Refusal:
     return Refusal(405, "the server does not allow this method on the requested resource")
-
-
-def _is_dry(request: ApiRequest) -> bool:
-    """Whether a write is only tried: its query says so, or its options of a deletion."""
-    body: AnyJson = request.body if isinstance(request.body, dict) else {}
-    options = body.get("deleteOptions") or body
-    return bool(request.query.get("dryRun") or options.get("dryRun"))
 
 
 def _write(objects: ApiObjects, request: ApiRequest, target: Target) -> Response:
@@ -143,7 +134,7 @@ def _write(objects: ApiObjects, request: ApiRequest, target: Target) -> Response
 
 
 def _list(objects: ApiObjects, target: Target, request: ApiRequest) -> bytes:
-    """Answer one page, all pages of a list from one version."""
+    """Answer one page. All pages of a list are from one version."""
     query, collection = request.query, objects.collections[target.kind]
     version = start = 0
     if token := query.get("continue", ""):
@@ -172,7 +163,7 @@ def _list(objects: ApiObjects, target: Target, request: ApiRequest) -> bytes:
 
 
 def _meant(target: Target, request: ApiRequest) -> Selector:
-    """Return what the query selects, in the path's namespace."""
+    """Return the selector of the path's namespace and the query."""
     within = f"metadata.namespace={target.namespace}" if target.namespace else ""
     fields = request.query.get("fieldSelector", "").replace("involvedObject.", "regarding.")  # of older events
     by_fields = selector(target.kind, f"{fields},{within}")
@@ -180,39 +171,31 @@ def _meant(target: Target, request: ApiRequest) -> Selector:
     return lambda candidate: by_fields(candidate) and by_labels(candidate)
 
 
-# What goes wrong.
+# Faults.
 
 
 class UnsentError(CutError):
-    """There is no connection: the request has not arrived."""
+    """There is no connection: the request did not arrive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Which requests: all by default. ``path`` is a regular expression found anywhere in the path."""
+    """Which requests have the fault, by default all. ``path`` is a regular expression to search for."""
 
     method: str = ""
     path: str = ""
     watch: bool | None = None
 
-    def meets(self, method: str, path: str, *, watch: bool) -> bool:
-        """Whether a request is meant."""
-        return (
-            self.method in {"", method}
-            and (self.watch is None or self.watch == watch)
-            and re.search(self.path, path) is not None
-        )
-
 
 @dataclass(slots=True)
 class Fault:
-    """One fault of the server, for the next ``times`` requests that match.
+    """A fault for the next ``times`` matching requests. The fields apply in this order.
 
-    In this order: the request is held until ``gate`` is set, and ``delay_seconds``; ``drop`` cuts the connection
-    before anything is done, and ``unsent`` lets a caller without sockets have none; ``status`` refuses instead of doing
-    it (``retry_after_seconds`` goes with it); ``lose_answer`` does it and cuts the connection, or answers ``status``:
-    a write is done and its writer does not know; ``ends`` answers a watch with 200 and ends it at once; ``body``
-    answers 200 with these bytes.
+    - ``gate``, ``delay_seconds``: wait for the gate, then for so long;
+    - ``drop``: cut the connection before anything is done; ``unsent``: there is no connection;
+    - ``lose_answer``: do it, then cut the connection or answer ``status``, so that the client does not know;
+    - ``status``: refuse, with ``retry_after_seconds``;
+    - ``ends``: answer a watch with 200 and end it at once; ``body``: answer 200 with these bytes.
     """
 
     match: Match = field(default_factory=Match)
@@ -228,11 +211,11 @@ class Fault:
     body: bytes | None = None
 
     async def before(self) -> Response | None:
-        """Do what happens before the request is served; an answer means that it is not served.
+        """Apply the fault before the request is served. If it returns an answer, the request is not served.
 
         Raises:
-            CutError: the connection is to be cut.
-            Refusal: the request is refused.
+            CutError: cut the connection.
+            Refusal: refuse the request.
         """
         if self.gate is not None:
             await self.gate.wait()
@@ -244,27 +227,29 @@ class Fault:
         return Response(200, b"") if self.ends else None if self.body is None else Response(200, self.body)
 
     def after(self) -> None:
-        """Do what happens once the request is served.
+        """Apply the fault after the request is served.
 
         Raises:
-            CutError: the connection is to be cut.
-            Refusal: the request is answered as if it were refused.
+            CutError: cut the connection.
+            Refusal: answer as if the request were refused.
         """
         if self.lose_answer:
             raise self.refusal() if self.status else CutError
 
     def refusal(self) -> Refusal:
-        """The answer of ``status``."""
+        """The refusal with ``status``."""
         details = {} if self.retry_after_seconds is None else {"retryAfterSeconds": self.retry_after_seconds}
         return Refusal(self.status, "the test asked for this refusal", reason="InjectedFault", **details)
 
 
 def take_fault(faults: list[Fault], request: ApiRequest) -> Fault | None:
-    """Return the first fault that is meant for a request, and count it."""
+    """Return the first fault that matches a request, and count it."""
     watch = request.query.get("watch") == "true"
-    fault = next((fault for fault in faults if fault.match.meets(request.method, request.path, watch=watch)), None)
-    if fault:
-        fault.times -= 1
-        if fault.times <= 0:
-            faults.remove(fault)
-    return fault
+    for fault in faults:
+        meant = fault.match.method in {"", request.method} and fault.match.watch in {None, watch}
+        if meant and re.search(fault.match.path, request.path):
+            fault.times -= 1
+            if fault.times <= 0:
+                faults.remove(fault)
+            return fault
+    return None

@@ -1,12 +1,11 @@
-"""What the simulated API server refuses to store, and what it does with pods alone: gates, bindings, evictions.
+"""Validation in the simulated API server, and its rules for pods: gates, bindings, evictions.
 
-The rules are functions of values, of what this project's programs, kubectl and controllers write. Types, names,
-patterns and lengths are a table: the structs below. What compares one field with another is said in code, in the real
-server's words. Else specs of pods and nodes are taken as they are. A binding is not checked: its annotations are merged
-unseen, as on the real server. Facts (1.36.2): ``apimachinery/pkg/api/validation/objectmeta.go``, ``events.go`` and
-``validation.go`` of ``pkg/apis/core/validation``, ``pkg/apis/coordination/validation/validation.go``,
-``pkg/apis/resource/validation/validation.go``, ``pkg/registry/core/pod/strategy.go`` (the condition of gated pods) and
-``storage.go`` and ``eviction.go`` below it.
+The rules cover what this project, kubectl and controllers write. The structs below check types, names, patterns and
+lengths; functions compare fields with each other, in the real server's words. The annotations of a binding are merged
+without validation, as by the real server. Sources (1.36.2):
+``apimachinery/pkg/api/validation/objectmeta.go``, ``events.go`` and ``validation.go`` of ``pkg/apis/core/validation``,
+``validation.go`` of ``pkg/apis/coordination`` and ``pkg/apis/resource``, ``pkg/registry/core/pod/strategy.go`` (the
+condition of gated pods), and ``storage.go`` and ``eviction.go`` below it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from neuron_plugin.simulation import api_server_kinds as kinds
 from neuron_plugin.simulation.api_server_kinds import AnyJson, Refusal, Selector, ServedKind, conflict, invalid
 
 MOST_RESERVED = 256
-"""Pods that may use one claim."""
+"""The most pods that can use a claim."""
 _MAX_ANNOTATIONS_BYTES = 256 << 10
 _MAX_NOTE_BYTES = 1024
 _IMMUTABLE = "Invalid value: field is immutable"
@@ -34,7 +33,7 @@ _IMMUTABLE = "Invalid value: field is immutable"
 _SUBDOMAIN = r"(?=.{1,253}(?:/|$))[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 _PART = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _QUALIFIED = rf"({_SUBDOMAIN}/)?{_PART}"
-"""A name of at most 63 characters, maybe behind a subdomain and a slash (``IsQualifiedName``)."""
+"""A name with an optional subdomain (``IsQualifiedName``)."""
 _Name = Annotated[str, Meta(pattern=rf"^{_SUBDOMAIN}\Z")]
 _Qualified = Annotated[str, Meta(pattern=rf"^{_QUALIFIED}\Z")]
 _AnyCase = Annotated[str, Meta(pattern=rf"(?i)^{_QUALIFIED}\Z")]
@@ -45,7 +44,7 @@ _Given = Annotated[str, Meta(min_length=1)]
 
 
 class _Fields(msgspec.Struct, frozen=True, rename="camel"):
-    """Fields that are not named are taken as they are."""
+    """Fields without a rule are not checked."""
 
 
 class _Owner(_Fields, frozen=True):
@@ -103,19 +102,12 @@ _TABLES: Mapping[ServedKind, type[_Object]] = {kinds.LEASES: _Lease, kinds.EVENT
 
 
 def is_qualified(name: str) -> bool:
-    """Whether a key of a label may be called so, or an extended resource."""
+    """Whether this can be the key of a label, or the name of an extended resource."""
     return re.fullmatch(_QUALIFIED, name) is not None
 
 
-def check_prefix(kind: ServedKind, prefix: str) -> None:
-    """A prefix of a name may end in a dash, but not in a dot (``NameIsDNSSubdomain``)."""
-    masked = f"{prefix[:-2]}a" if prefix.endswith("-") and len(prefix) > 1 else prefix
-    if not re.fullmatch(_SUBDOMAIN, masked):
-        raise invalid(kind.kind, "", f'metadata.generateName: Invalid value: "{prefix}": a lowercase subdomain')
-
-
 def check(kind: ServedKind, value: AnyJson) -> None:
-    """Check an object that is about to be stored."""
+    """Validate an object before it is stored."""
     try:
         msgspec.convert(value, _TABLES.get(kind, _Object))
     except msgspec.ValidationError as error:
@@ -132,7 +124,7 @@ def check(kind: ServedKind, value: AnyJson) -> None:
 
 
 def refuse(named: str, value: AnyJson, problems: Iterable[str]) -> None:
-    """Refuse an object that has problems."""
+    """Raise the refusal of an object with problems."""
     if found := list(problems):
         raise invalid(named, value["metadata"]["name"], found[0] if len(found) == 1 else f"[{', '.join(found)}]")
 
@@ -151,7 +143,7 @@ def _event(event: AnyJson) -> Iterator[str]:
 
 
 def _containers(spec: AnyJson) -> Iterator[str]:
-    """What cannot be given twice has a limit that is its request (``validateContainerCommon``)."""
+    """A resource that cannot be overcommitted has equal request and limit (``validateContainerCommon``)."""
     for field in ("initContainers", "containers"):
         for place, container in enumerate(spec.get(field) or ()):
             resources = container.get("resources") or {}
@@ -167,10 +159,10 @@ def _containers(spec: AnyJson) -> Iterator[str]:
 
 
 def check_claims(kind: ServedKind, old: AnyJson, new: AnyJson) -> None:
-    """Check what a write makes of a claim, a template or a slice; other kinds are not looked at.
+    """Validate an update of a claim, a claim template or a slice. Other kinds pass.
 
-    A claim's spec stays, and its allocation is only set or cleared as a whole. A template stays, and a slice stays one
-    of the same node, driver and pool.
+    The specs of claims and templates are immutable, as are a slice's node, driver and pool. An allocation can only be
+    set or cleared.
     """
     before, after = old.get("spec") or {}, new.get("spec") or {}
     if kind is kinds.RESOURCE_SLICES:
@@ -215,18 +207,18 @@ _ONLY_MORE = "only additions are allowed (no mutations or deletions)"
 
 
 def now_text() -> str:
-    """The time, as metadata and conditions have it."""
+    """The current time, as in metadata and conditions."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def is_ready(record: AnyJson) -> bool:
-    """Whether a pod or node says that it is ready."""
+    """Whether a pod or node has the condition Ready."""
     ready = {"type": "Ready", "status": "True"}
     return any(ready.items() <= condition.items() for condition in record["status"].get("conditions") or ())
 
 
 def _with_condition(status: AnyJson, /, **condition: str | None) -> AnyJson:
-    """A status with a condition in place of the one of its type."""
+    """The status with this condition, which replaces one of the same type."""
     others = [known for known in status.get("conditions") or () if known["type"] != condition["type"]]
     return status | {"conditions": [*others, condition]}
 
@@ -235,7 +227,7 @@ def _with_condition(status: AnyJson, /, **condition: str | None) -> AnyJson:
 
 
 def gated(pod: AnyJson) -> AnyJson:
-    """Return a new pod with the condition that says that it waits for its gates; others as they are."""
+    """Return a new pod; if it has gates, with the condition SchedulingGated."""
     spec, status = pod["spec"], pod["status"]
     if not spec.get("schedulingGates"):
         return pod
@@ -257,9 +249,9 @@ def gated(pod: AnyJson) -> AnyJson:
 
 
 def check_change(old: AnyJson, new: AnyJson) -> None:
-    """Check what a write makes of a pod's spec.
+    """Validate an update of a pod's spec.
 
-    A gated pod's node selector and required node affinity may be narrowed; gates may only go.
+    Gates can only be removed. A gated pod's node selector and required node affinity can be narrowed.
     """
     refuse("Pod", old, _problems(old.get("spec") or {}, new.get("spec") or {}))
 
@@ -306,7 +298,7 @@ def _terms(spec: AnyJson) -> list[AnyJson]:
 
 
 def _unchangeable(spec: AnyJson, *, gated: bool) -> AnyJson:
-    """The parts of a spec that no write may change."""
+    """The immutable part of a pod's spec."""
     changeable = {"schedulingGates", "tolerations", "activeDeadlineSeconds", "terminationGracePeriodSeconds"}
     rest = {name: value for name, value in spec.items() if value is not None and name not in changeable}
     if gated:
@@ -322,7 +314,7 @@ def _unchangeable(spec: AnyJson, *, gated: bool) -> AnyJson:
 
 
 def resized(old: AnyJson, new: AnyJson) -> AnyJson:
-    """Return a pod with the resources that a write to its subresource ``resize`` gives its containers, and no more."""
+    """Return a pod after a write to its subresource ``resize``: only the containers' resources change."""
     wanted = {container["name"]: container.get("resources") or {} for container in new["spec"].get("containers") or ()}
     containers = [
         container | {"resources": wanted.get(container["name"], container.get("resources") or {})}
@@ -335,7 +327,7 @@ def resized(old: AnyJson, new: AnyJson) -> AnyJson:
 
 
 def bound(pod: AnyJson, binding: AnyJson) -> AnyJson:
-    """Return the pod as a binding leaves it: node, annotations and condition in one step."""
+    """Return the bound pod: node, annotations and condition change together."""
     metadata, wanted = pod["metadata"], binding.get("metadata") or {}
     name, node = metadata["name"], (binding.get("target") or {}).get("name", "")
     if wanted.get("name", name) != name:
@@ -354,7 +346,7 @@ def bound(pod: AnyJson, binding: AnyJson) -> AnyJson:
 
 
 def unmet(metadata: AnyJson, preconditions: AnyJson) -> str:
-    """Which precondition an object does not meet, in the words of the real server; empty if it meets all."""
+    """The unmet precondition in the real server's words; empty if all are met."""
     for key, field in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
         if (wanted := preconditions.get(key)) not in {None, "", metadata[key]}:
             return f"Precondition failed: {field} in precondition: {wanted}, {field} in object meta: {metadata[key]}"
@@ -376,12 +368,12 @@ def _why_not_bound(pod: AnyJson) -> str:
 
 
 def needs_budget(pod: AnyJson) -> bool:
-    """Whether an eviction asks the budgets: not for a pod that has not started, has ended or is being deleted."""
+    """Whether an eviction needs a budget: not if the pod has not started, has ended or is being deleted."""
     return pod["status"].get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp")
 
 
 def disrupted(budget: AnyJson, pod: str) -> AnyJson:
-    """Return a PodDisruptionBudget as the eviction of one of its pods leaves it."""
+    """Return a PodDisruptionBudget after the eviction of one of its pods."""
     status, name = budget.get("status") or {}, budget["metadata"]["name"]
     allowed = int(status.get("disruptionsAllowed") or 0)
     if allowed <= 0:
@@ -394,7 +386,7 @@ def disrupted(budget: AnyJson, pod: str) -> AnyJson:
 
 
 def evicted(pod: AnyJson) -> AnyJson:
-    """Return a pod that ends because of an eviction, with the condition that says so."""
+    """Return an evicted pod with its condition DisruptionTarget."""
     status = _with_condition(
         pod["status"],
         type="DisruptionTarget",
@@ -407,7 +399,7 @@ def evicted(pod: AnyJson) -> AnyJson:
 
 
 def selected_by(budget: AnyJson) -> Selector:
-    """Which pods a PodDisruptionBudget is about: of its namespace, with its labels; without a selector none."""
+    """Which pods a PodDisruptionBudget selects; none without a selector."""
     selector = (budget.get("spec") or {}).get("selector")
     if selector is None:
         return lambda _: False
@@ -421,10 +413,10 @@ def selected_by(budget: AnyJson) -> Selector:
 
 
 def budget_status(budget: AnyJson, pods: Iterable[AnyJson]) -> AnyJson:
-    """What the disruption controller says of a budget: how many of its pods are healthy, and may be evicted.
+    """A budget's status by the disruption controller: how many pods are healthy, and can be evicted.
 
-    Where the real one asks the pods' controllers how many there should be, those that there are count: nothing here
-    makes pods again.
+    The real controller gets the expected number from the pods' owners. Here the current pods count, because nothing
+    replaces pods.
     """
     meant, spec = selected_by(budget), budget.get("spec") or {}
     chosen = [pod for pod in pods if meant(pod) and pod["status"].get("phase") not in TERMINAL_PHASES]

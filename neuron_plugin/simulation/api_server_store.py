@@ -1,8 +1,7 @@
-"""The memory of the simulated API server: objects, the one counter of versions, their history and the watches on it.
+"""The storage of the simulated API server: objects, versions, history and watches.
 
-Like etcd it numbers every write with one counter for all kinds, and keeps what happened until it is compacted. A list's
-further pages are served from the version of its first. Objects are kept as values with their bytes beside them: a list
-of ten thousand pods costs no encoding.
+Like etcd, it numbers all writes with one counter and keeps the history until compaction. All pages of a list have the
+version of the first. Objects are kept decoded and encoded, so that large lists need no encoding.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ import msgspec
 from neuron_plugin.simulation.api_server_kinds import AnyJson, Refusal, Selector, ServedKind
 
 ObjectKey = tuple[str, str]
-"""Namespace (empty for cluster-wide kinds) and name: the order of lists."""
+"""Namespace (empty for cluster-wide kinds) and name; lists are sorted by it."""
 
 _KEPT_SNAPSHOTS = 8
-"""Lists whose further pages may still be asked for."""
+"""Lists whose next pages can be read."""
 _KEPT_CHANGES = 10_000
-"""From which a watch may continue; then it gets a 410."""
+"""Changes kept in the history; a watch from an older version gets a 410."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One state of one object. Never change ``value`` in place: readers hold it."""
+    """One version of an object. Never change ``value`` in place: readers hold it."""
 
     value: AnyJson
     encoded: bytes
@@ -35,10 +34,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class ObjectChange:
-    """One write.
-
-    ``old`` None is a creation, ``gone`` an end, whose ``new`` is the last state with the end's version.
-    """
+    """A write. ``old`` is None for a creation. ``gone`` means removed; ``new`` is then the last state."""
 
     version: int
     old: Stored | None
@@ -46,10 +42,9 @@ class ObjectChange:
     gone: bool = False
 
     def line(self, meant: Selector) -> bytes | None:
-        """Return the change as a watch with a selector sees it: objects enter and leave the selection.
+        """Return the watch event for a selector, or None if the watch does not see the change.
 
-        None is unseen. One that leaves is shown as it was last seen, with the version of its leaving
-        (``cacher/cache_watcher.go``).
+        An object that leaves the selection is DELETED, in its last selected state (``cacher/cache_watcher.go``).
         """
         before = self.old is not None and meant(self.old.value)
         if not self.gone and meant(self.new.value):
@@ -61,7 +56,7 @@ class ObjectChange:
 
 @dataclass(slots=True)
 class Versions:
-    """The one counter."""
+    """The counter of writes."""
 
     current: int = 1
 
@@ -73,18 +68,18 @@ class Versions:
 
 @dataclass(frozen=True, slots=True)
 class CollectionSnapshot:
-    """A whole collection at one version, in the order of its keys."""
+    """A collection at one version, sorted by key."""
 
     version: int
     objects: list[Stored]
 
 
 Inbox = asyncio.Queue[ObjectChange | Exception | None]
-"""What is next for a watch: a change, its end as an exception (a TimeoutError: its time is up), or None, a bookmark."""
+"""Items for a watch: a change, an exception that ends it (TimeoutError: its time is up), or None for a bookmark."""
 
 
 class Collection:
-    """All objects of one kind, and their history; every write goes to its ``followers``."""
+    """All objects of a kind, and their history. ``followers`` get every write."""
 
     def __init__(self, versions: Versions) -> None:
         self.followers: set[Inbox] = set()
@@ -96,22 +91,22 @@ class Collection:
         self._listed: list[Stored] | None = None
 
     def copy(self, versions: Versions) -> Collection:
-        """The same objects, numbered on by another counter; nobody follows them."""
+        """A copy of the objects with another counter and without followers."""
         made = Collection(versions)
         made._objects.update(self._objects)
         return made
 
     @property
     def version(self) -> int:
-        """The newest version of all kinds."""
+        """The latest version of all kinds."""
         return self._versions.current
 
     def get(self, key: ObjectKey) -> Stored | None:
-        """Return the present state, or None."""
+        """Return an object, or None."""
         return self._objects.get(key)
 
     def put(self, key: ObjectKey, value: AnyJson) -> Stored:
-        """Write an object; a write that changes nothing is none, as on the real server."""
+        """Write an object. A write that changes nothing is skipped, as by the real server."""
         old = self._objects.get(key)
         if old is not None and old.value == value:
             return old
@@ -120,27 +115,27 @@ class Collection:
         return stored
 
     def remove(self, key: ObjectKey) -> Stored:
-        """Remove an object; its last state carries the version of its end."""
+        """Remove an object, and return its last state with the version of the removal."""
         old = self._objects.pop(key)
         last = _stamped(old.value, self._versions.step())
         self._record(ObjectChange(last.version, old, last, gone=True))
         return last
 
     def objects(self) -> list[Stored]:
-        """Return all objects as they are, by their keys."""
+        """Return all objects, sorted by key."""
         if self._listed is None:
             self._listed = [self._objects[key] for key in sorted(self._objects)]
         return self._listed
 
     def snapshot(self) -> CollectionSnapshot:
-        """Return the collection as it is, and remember it for further pages."""
+        """Return the current collection, and keep it for next pages."""
         taken = self._snapshots[self.version] = CollectionSnapshot(self.version, self.objects())
         while len(self._snapshots) > _KEPT_SNAPSHOTS:
             del self._snapshots[min(self._snapshots)]
         return taken
 
     def snapshot_at(self, version: int) -> CollectionSnapshot:
-        """Return the snapshot an earlier page was read from."""
+        """Return the snapshot of an earlier page."""
         if version not in self._snapshots:
             raise Refusal(
                 410,
@@ -150,13 +145,13 @@ class Collection:
         return self._snapshots[version]
 
     def compact(self) -> None:
-        """Forget the history and all snapshots: older versions can be neither watched nor paged any more."""
+        """Forget the history and all snapshots."""
         self._compacted = self._versions.current
         self._history.clear()
         self._snapshots.clear()
 
     def follow(self, version: int) -> Inbox:
-        """Return all changes after a version, and those to come until it is no longer among the followers."""
+        """Return a queue of all changes after a version. It is one of the ``followers`` from now on."""
         if version < self._compacted:
             raise Refusal(410, f"too old resource version: {version} ({self._compacted})")
         inbox = Inbox()
@@ -176,15 +171,15 @@ class Collection:
 
 
 class CutError(Exception):
-    """The connection is to be cut."""
+    """Cut the connection."""
 
 
 @dataclass(slots=True)
 class Watch:
-    """One open watch, as its ``query`` asks; with bookmarks at least every ``bookmark_seconds``.
+    """An open watch with the options in ``query``, and a bookmark after ``bookmark_seconds`` of silence.
 
-    Follows ``staging/src/k8s.io/apiserver/pkg/storage/cacher`` of 1.36.2: a version from which the history is gone is
-    answered with 200 and an ERROR event; no version, or 0, means the present objects as ADDED events first.
+    Without a version, or with 0, the watch starts with the current objects as ADDED events. A version that is too old
+    gets 200 and an ERROR event (``staging/src/k8s.io/apiserver/pkg/storage/cacher`` of 1.36.2).
     """
 
     kind: ServedKind
@@ -193,13 +188,13 @@ class Watch:
     query: Mapping[str, str]
     bookmark_seconds: float
     version: int = 0
-    """Up to which all changes were shown."""
+    """The version of the last event."""
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
-        """Each line until the time is up or the server ends it; an empty one where nothing is to be said for a while.
+        """The lines of the watch until it ends. An empty line marks a silence without a bookmark.
 
         Raises:
-            CutError: the connection is to be cut without an end.
+            CutError: cut the connection.
         """
         loop, inbox = asyncio.get_running_loop(), Inbox()
         ends_at = loop.time() + float(self.query.get("timeoutSeconds", "1800"))
@@ -222,7 +217,7 @@ class Watch:
                     yield event.line(self.meant) or b""
                 elif loop.time() < ends_at:
                     if inbox.empty():
-                        self.version = self.collection.version  # which no change of this kind comes before
+                        self.version = self.collection.version  # no change of this kind is pending
                     yield self._bookmark()
         except Refusal as refusal:
             yield event_line("ERROR", msgspec.json.encode(refusal.status()))
@@ -238,7 +233,7 @@ class Watch:
 
 
 async def _next(inbox: Inbox, seconds: float) -> ObjectChange | Exception | None:
-    """What comes next, or None, a bookmark, when there is nothing for so long."""
+    """The next item, or None after so many seconds."""
     try:
         async with asyncio.timeout(seconds):
             return await inbox.get()
@@ -247,7 +242,7 @@ async def _next(inbox: Inbox, seconds: float) -> ObjectChange | Exception | None
 
 
 def event_line(change: str, encoded: bytes) -> bytes:
-    """Frame a watch event as the real server does: one JSON object and a newline."""
+    """Encode a watch event: one JSON object and a newline."""
     return b'{"type":"%s","object":%s}\n' % (change.encode(), encoded)
 
 

@@ -1,7 +1,7 @@
-"""A cluster of simulated nodes: machines, kubelets, API server and scheduler are simulated, our daemons are real.
+"""A cluster with simulated machines, kubelets, API server and scheduler, and with our real daemons.
 
-The daemons run as processes of their own and meet the simulated parts over the same sockets, files and messages as in a
-real cluster. Here the cluster is built and does what it is asked to, step by step; ``supervise`` lets it run by itself.
+The daemons are processes and use the same sockets, files and messages as in a real cluster. This module builds the
+cluster and performs single steps; ``supervise`` runs it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 from neuron_plugin.allocation import Resource
 from neuron_plugin.allocation.claims import CORE_CLASS, DRA_DRIVER
 from neuron_plugin.allocation.event_reasons import EventReason
-from neuron_plugin.allocation.keys import INVENTORY_KEY, NODE_KEY
+from neuron_plugin.allocation.keys import ALLOCATED_KEY, INVENTORY_KEY, NODE_KEY
 from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER
 from neuron_plugin.allocation.rejection import NODE_REFUSALS
 from neuron_plugin.cluster import DecodeError, Pod
@@ -46,16 +46,16 @@ from neuron_plugin.simulation.machines import CHECK_CLAIM, CPU_NODE, MOST_PLUGIN
 from neuron_plugin.simulation.scheduler import FilterAnswer, SimulatedScheduler
 
 NODE_NAME = "node-1"
-"""Of the only node, where there is one."""
+"""The usual name of a single node."""
 
 
 class PlacedBy(enum.StrEnum):
-    """Who chooses nodes and sets for the pods of the default scheduler; the second one has the extender always."""
+    """Who places the pods of the default scheduler. The second scheduler always asks the extender."""
 
     GATES = "gates"
-    """The placement controller, before the scheduler: new pods are gated, and the scheduler has no extender."""
+    """The placement controller places gated pods before the scheduler sees them."""
     EXTENDER = "extender"
-    """The extender, asked by the scheduler."""
+    """The scheduler asks the extender."""
 
 
 _SYSTEM_CLASSES = tuple(
@@ -66,7 +66,7 @@ _SERVING = re.compile(r'"message":"serving".*?"port":(\d+)')
 
 
 def pod_manifest(name: str, containers: Mapping[str, tuple[Resource, int]]) -> AnyJson:
-    """A pod as a user would apply it, by what each container asks for."""
+    """A pod's manifest, by each container's request."""
     made = [
         {"name": container, "resources": {"limits": {resource.value: str(count)}}}
         for container, (resource, count) in containers.items()
@@ -78,7 +78,7 @@ def _with_priority(pod: AnyJson, classes: Iterable[AnyJson]) -> AnyJson:
     """A new pod with the priority of its class (``plugin/pkg/admission/priority``).
 
     Raises:
-        Refusal: 403, there is no such class.
+        Refusal: 403, the class does not exist.
     """
     known = {entry["metadata"]["name"]: entry for entry in (*classes, *_SYSTEM_CLASSES)}
     usual = next((name for name, entry in known.items() if entry.get("globalDefault")), "")
@@ -93,22 +93,21 @@ def _with_priority(pod: AnyJson, classes: Iterable[AnyJson]) -> AnyJson:
 
 
 def _gated(pod: AnyJson, *, claims: bool) -> AnyJson:
-    """A new pod as the chart's MutatingAdmissionPolicy leaves it; the webhook that is asked here does the same."""
+    """A new pod after the chart's MutatingAdmissionPolicy; our webhook's code does the same."""
     try:
         changes = gate_patch(msgspec.Raw(msgspec.json.encode(pod)), claims=claims)
     except DecodeError:
-        return pod  # which is refused for it
+        return pod  # validation refuses it
     made: AnyJson = json_patched(pod, changes)
     return made
 
 
 class SimulatedCluster:
-    """An async context: everything is up inside it, and gone after it. All files are made under ``root``.
+    """An async context manager: the cluster is ready inside it, and ended after it. All files are under ``root``.
 
-    ``instance_types`` are the nodes' by name. The first ``plugins`` of those with Neuron are machines with the real
-    plugin, the others are played. ``extender_url`` is where the extender serves the ``scheduler``, which is
-    there once everything is up, ``health_url`` where it serves pages for people. ``by_claims``: the nodes' devices are
-    given by claims of Dynamic Resource Allocation.
+    ``instance_types`` maps node names to types. The first ``plugins`` nodes with Neuron run the real plugin; others are
+    played. With ``by_claims``, nodes offer their devices by DRA claims. ``extender_url`` serves the scheduler,
+    ``health_url`` serves pages for people.
     """
 
     def __init__(
@@ -123,7 +122,7 @@ class SimulatedCluster:
         plugins: int = MOST_PLUGINS,
         api: SimulatedApiServer | None = None,
     ) -> None:
-        """With an ``api`` the cluster is on that server, which admits pods as it was told."""
+        """A given ``api`` keeps its own admission of pods."""
         self.root = root
         self.placed_by = placed_by
         self.by_claims = by_claims
@@ -157,7 +156,7 @@ class SimulatedCluster:
             await self.api.start()
             if self.by_claims:
                 spec = {"selectors": [{"cel": {"expression": f"device.driver == '{DRA_DRIVER}'"}}]}
-                placed = self.placed_by is PlacedBy.GATES  # as in the chart: nobody else can allocate cores
+                placed = self.placed_by is PlacedBy.GATES  # as in the chart: only the controller allocates cores
                 for name in (DRA_DRIVER, CORE_CLASS) if placed else (DRA_DRIVER,):
                     self.api.create(kinds.DEVICE_CLASSES, {"metadata": {"name": name}, "spec": spec}, "")
                 request = {"name": CLAIM, "exactly": {"deviceClassName": DRA_DRIVER, "allocationMode": "All"}}
@@ -168,6 +167,7 @@ class SimulatedCluster:
             for worker in self.workers.values():
                 await worker.start(self._kubeconfig("plugin"))
             await self._start_extender()
+            await self.wait_until_ready()
         except BaseException:
             await self.__aexit__()
             raise
@@ -179,22 +179,22 @@ class SimulatedCluster:
         await self.api.stop()
 
     def _admit(self, pod: AnyJson) -> AnyJson:
-        """What the admission of a new pod makes of it."""
+        """The admission of a new pod."""
         pod = _with_priority(pod, self.api.objects(kinds.PRIORITY_CLASSES))
         return _gated(pod, claims=self.by_claims) if self.placed_by is PlacedBy.GATES else pod
 
     @property
     def worker(self) -> SimulatedWorker:
-        """The first node, which may be the only one."""
+        """The first node with a real plugin."""
         return next(iter(self.workers.values()))
 
     @property
     def nodes(self) -> dict[str, SimulatedWorker | PlayedNode]:
-        """All nodes by their names."""
+        """All nodes by name."""
         return {**self.workers, **self.played}
 
     def log(self, namespace: str, pod: str, container: str) -> str | None:
-        """What a container has printed; None if it has not run."""
+        """A container's log; None if it has not run."""
         if self.api.get(kinds.PODS, pod, namespace)["spec"].get("nodeName") in self.played:
             return ""
         logs = (worker.pods.log(namespace, pod, container) for worker in self.workers.values())
@@ -202,15 +202,15 @@ class SimulatedCluster:
 
     @property
     def extender_status(self) -> int | None:
-        """With what the extender has ended; None while it runs."""
+        """The extender's exit status; None while it runs."""
         return self._extender.returncode if self._extender else None
 
     def asks_extender(self, scheduler: str) -> bool:
-        """Whether a scheduler asks the extender about pods that want Neuron."""
+        """Whether this scheduler asks the extender about pods with Neuron."""
         return self.placed_by is PlacedBy.EXTENDER or scheduler != DEFAULT_SCHEDULER
 
     async def restart_extender(self) -> None:
-        """Start an extender that has ended again, where it was; it serves some seconds later."""
+        """Start the extender, after an end on the same ports. It serves some seconds later."""
         flags = {
             "--kubeconfig": self._kubeconfig("extender"),
             "--port": self._extender_port,
@@ -222,10 +222,10 @@ class SimulatedCluster:
         self._extender = await start_process(self.root / "extender.log", "extender", *texts, *self._extender_flags)
 
     async def _start_extender(self) -> None:
-        """Start the extender, its log in ``extender.log``, and wait until it serves."""
+        """Start the extender, with its log in ``extender.log``, and wait until it is ready."""
         self._health_port = free_port()
         await self.restart_extender()
-        log = self.root / "extender.log"  # names the port: one chosen here might be taken before the extender starts
+        log = self.root / "extender.log"  # names the port: the extender chooses a free one
         async with asyncio.timeout(READY_SECONDS):
             while not (serving := _SERVING.search(log.read_text())):
                 if (status := self.extender_status) is not None:
@@ -244,21 +244,23 @@ class SimulatedCluster:
                             return
                 await asyncio.sleep(0.05)
 
-    async def wait_until_published(self) -> None:
-        """Wait until the plugin of each node has published its inventory and that it serves; its kubelet says the same.
+    async def wait_until_ready(self) -> None:
+        """Wait until each plugin is registered with its kubelet and has published its inventory and its Lease.
 
-        A pod that comes before that is refused.
+        A pod that is created before that is refused.
 
         Raises:
-            TimeoutError: names the nodes that are late.
+            TimeoutError: a plugin is late, or has ended; with the end of its log.
         """
-        late = list(self.workers)
+        late = list(self.workers.values())
         try:
             async with asyncio.timeout(READY_SECONDS):
-                while late := [name for name in late if not self._is_published(name)]:  # noqa: ASYNC110 - polled, as by a user
+                while late := [each for each in late if not (each.is_registered and self._is_published(each.name))]:
+                    if ended := [each for each in late if each.daemon and each.daemon.returncode is not None]:
+                        raise ended[0].late("it has ended")
                     await asyncio.sleep(0.05)
         except TimeoutError as error:
-            raise TimeoutError(f"no inventory of {', '.join(late)} after {READY_SECONDS:g} s") from error
+            raise (error if error.args else late[0].late(f"not ready after {READY_SECONDS:g} s")) from None
         for worker in self.workers.values():
             worker.report_capacity()
 
@@ -271,13 +273,10 @@ class SimulatedCluster:
         return self.api.write_kubeconfig(self.root / f"kubeconfig-{user}", user)
 
     async def filter(self, name: str) -> FilterAnswer:
-        """Do the scheduler's part: ask the extender which nodes take a pod.
-
-        As a scheduler does, it asks again while the answer is about a node, not about the pod: before the node is
-        known, or while its plugin is away.
+        """Play the scheduler: ask the extender which nodes fit a pod, again while a node is not ready.
 
         Raises:
-            TimeoutError: the nodes do not become ready for pods.
+            TimeoutError: the nodes do not become ready.
         """
         passing = {refusal.text for refusal in NODE_REFUSALS}
         async with asyncio.timeout(READY_SECONDS):
@@ -289,10 +288,10 @@ class SimulatedCluster:
                 await asyncio.sleep(0.05)
 
     async def placed(self, name: str) -> str:
-        """Wait for the placement controller to place a gated pod; why it lets the pod wait, empty once it is placed.
+        """Wait until the controller places a gated pod, or says why the pod waits: then return the reason, else "".
 
         Raises:
-            TimeoutError: it does neither.
+            TimeoutError: neither happens.
         """
         async with asyncio.timeout(READY_SECONDS):
             while (pod := self.pod(name)).spec.scheduling_gates:
@@ -303,7 +302,7 @@ class SimulatedCluster:
         return ""
 
     async def bind(self, name: str) -> None:
-        """Do the scheduler's part: bind a pod where it was placed, or have the extender bind it to the first node.
+        """Play the scheduler: bind a placed pod to its node, or let the extender bind a pod to the first node.
 
         Raises:
             ExtenderCallError: the extender refused or failed.
@@ -313,17 +312,17 @@ class SimulatedCluster:
         else:
             await self.scheduler.bind(self.api.get(kinds.PODS, name, "default"), self.worker.name)
 
-    async def wait_for_annotation(self, pod: str, key: str, value: str) -> None:
-        """Wait until an annotation of a pod reads so."""
+    async def wait_until_allocated(self, pod: str) -> None:
+        """Wait until the plugin confirms on a pod what it has allocated."""
         async with asyncio.timeout(READY_SECONDS):
-            while self.pod(pod).annotations.get(key) != value:  # noqa: ASYNC110 - polled, as a user would
+            while self.pod(pod).annotations.get(ALLOCATED_KEY) != "true":  # noqa: ASYNC110 - polled, as a user would
                 await asyncio.sleep(0.02)
 
     def pod(self, name: str) -> Pod:
-        """A pod as the API server has it."""
+        """A pod, read from the API server."""
         return PODS.decode(msgspec.json.encode(self.api.get(kinds.PODS, name, "default")))
 
     async def admit(self, name: str) -> AdmittedPod:
-        """Do the kubelet's part for a pod that was bound; see ``PodSync.admit``."""
+        """Play the kubelet for a bound pod; see ``PodSync.admit``."""
         manifest = self.api.get(kinds.PODS, name, "default")
         return await self.workers[manifest["spec"]["nodeName"]].pods.admit(manifest)

@@ -1,10 +1,8 @@
-"""The nodes of a simulated cluster: with the real node daemon, or played.
+"""The nodes of a simulated cluster: workers with the real node daemon, and played nodes.
 
-A worker is a machine, its kubelet, and our plugin as a process of its own; the node's object is kept here, its labels
-and what the kubelet says that it has. A played node has no machine, no sockets and no processes. Some hundred of them
-show a large cluster; one without Neuron stands beside the others in every playground. Its pods run at once and until
-they are deleted. A pod with Neuron has what its assignment says; one without an assignment has the best sets of what is
-free, as from a plugin.
+A worker has a machine, a kubelet and our plugin as a process. A played node has no machine, sockets or processes, so
+that a cluster can have hundreds of nodes; nodes without Neuron are played, too. Pods on a played node run at once until
+they are deleted. A pod with Neuron gets its assignment, or the best free sets if it has none.
 """
 
 from __future__ import annotations
@@ -52,10 +50,10 @@ from neuron_plugin.simulation.node import SimulatedNode, write_node
 from neuron_plugin.simulation.node_tree import NEWEST_DRIVER
 from neuron_plugin.topology import Unit, catalogue
 
-READY_SECONDS = 60.0
-"""How long a started daemon may take until its node has its devices."""
+READY_SECONDS = 180.0
+"""How long started daemons may take: each needs some 2 s of CPU, and the machine may be busy."""
 STOP_SECONDS = 10.0
-"""How long a daemon may take to end."""
+"""How long a daemon may take to stop."""
 _CHILD = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))
@@ -64,30 +62,28 @@ if os.getppid() != int(sys.argv.pop(1)):
 from neuron_plugin.__main__ import entry
 entry()
 """
-"""A process that is killed with its parent (PR_SET_PDEATHSIG), or has none any more."""
+"""The program of a daemon that is killed with its parent (PR_SET_PDEATHSIG)."""
 DRA_TIMES = DraManagerTimes(retry=3.0, watcher=0.2, reconcile=5.0)
-"""A claim that had to wait is prepared again sooner than by the real kubelet: someone looks on."""
+"""Shorter than a real kubelet's, because a person waits."""
 RESCAN_SECONDS = 2.0
-"""Faults are looked for five times as often as by default: someone waits for what they change."""
+"""A fifth of the default, because a person waits for the effect of a fault."""
 UTILIZATION_SECONDS, IDLE_AFTER_SECONDS = 5.0, 20.0
-"""So is what containers do with their cores."""
-
-
+"""Also shorter than by default."""
 CHECK_SECONDS = 3.0
-"""How long a pre-flight check takes: a real one needs a minute, and someone waits for it."""
+"""How long a pre-flight check takes; a real one needs a minute."""
 LEASE_SECONDS, RENEW_SECONDS = 40.0, 15.0
-"""How long a node's plugin counts as alive after it last said so, and how often it says so."""
+"""Duration and renewal of the Lease of a played node's plugin."""
 _READY = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
 _MOST_VANISHED = 32
-"""Pods whose end is published at once."""
+"""Ended pods that the inventory of a played node names."""
 
 
-# With the real daemon.
+# Workers.
 
 
 @dataclass(frozen=True, slots=True)
 class Containers:
-    """What the containers of a node do: a pre-flight check ends as the machine is, others run until they are ended."""
+    """A node's containers: a pre-flight check fails if the machine has a fault; others run until they are killed."""
 
     node: SimulatedNode
 
@@ -109,12 +105,10 @@ class Containers:
 
 
 class SimulatedWorker:
-    """A node named ``name``, the ``place``-th of its family, from 0.
+    """A node with a real daemon, the ``place``-th of its family, from 0. Its files are in ``root``.
 
-    Its files are made in ``root``, and ``cgroup_root`` is its ``/sys/fs/cgroup``.
-
-    ``config`` is the file with all settings of its daemon, for commands that inspect the node. ``pods`` are its
-    pods as its kubelet has them, ``up`` says whether that runs. With ``by_claims`` it gives its devices by claims.
+    ``config`` is the daemon's settings file, also for commands that inspect the node. ``cgroup_root`` stands for
+    ``/sys/fs/cgroup``. ``up`` says whether the kubelet runs. With ``by_claims`` the node offers its devices by claims.
     """
 
     def __init__(
@@ -144,7 +138,7 @@ class SimulatedWorker:
         self.dra: DraManager | None = None
         if by_claims:
             self.dra = DraManager(root, api, name, DRA_TIMES)
-        chance = Random(0)  # noqa: S311 - chooses ids, guards nothing; every demo goes the same way
+        chance = Random(0)  # noqa: S311 - chooses ids, guards nothing; every demo is the same
         self.kubelet = SimulatedKubelet(
             self.kubelet_dir,
             self.pod_resources_dir,
@@ -168,7 +162,7 @@ class SimulatedWorker:
         return self.pod_resources_dir / "kubelet.sock"
 
     async def start(self, kubeconfig: Path) -> None:
-        """The node joins the cluster: its object, its kubelet, its daemon."""
+        """Register the node, and start its kubelet and its daemon."""
         self.register()
         settings = {
             "mode": "dra" if self.dra else "device-plugin",
@@ -194,14 +188,14 @@ class SimulatedWorker:
         await self.start_daemon()
 
     def register(self) -> None:
-        """Make the node's object, with the labels that a kubelet and a cloud provider write, and what it has by now."""
+        """Create the node's object with its labels and current capacity."""
         labels = labels_of(self.name, self.node.description.instance_type, self._place)
         self._api.create_node({"metadata": {"name": self.name, "labels": labels}})
         self._reported = {}
         self.report_capacity()
 
     async def stop(self) -> None:
-        """End the daemon, then the kubelet."""
+        """Stop the daemon, then the kubelet."""
         await self.stop_daemon()
         await self.pods.close()
 
@@ -210,25 +204,25 @@ class SimulatedWorker:
         self.daemon = await start_process(self.log, "run", "--config", str(self.config), *self._daemon_flags)
 
     async def stop_daemon(self) -> int | None:
-        """Ask the node daemon to end, as Kubernetes would; its exit status, or None when it did not run."""
+        """Stop the node daemon with SIGTERM; its exit status, or None if it did not run."""
         daemon, self.daemon = self.daemon, None
         return await end_process(daemon)
 
-    # What befalls the whole node.
+    # Faults of the whole node.
 
     async def stop_kubelet(self) -> None:
-        """End the kubelet; containers run on, and nobody starts the daemon again."""
+        """Stop the kubelet. Containers keep running, and the daemon is not restarted."""
         self.up = False
         await self.pods.stop()
 
     async def start_kubelet(self) -> None:
-        """Start it again."""
+        """Start the kubelet again."""
         await self.pods.start()
         self.up = True
         self._reported = {}
 
     async def power_off(self) -> None:
-        """Take the machine away at once, with all that runs on it."""
+        """Kill everything that runs on the machine."""
         was_up, self.up = self.up, False
         daemon, self.daemon = self.daemon, None
         if daemon and daemon.returncode is None:
@@ -241,31 +235,22 @@ class SimulatedWorker:
             written.unlink()
 
     async def power_on(self) -> None:
-        """Start the machine and its kubelet; then the daemon's pod is started, too."""
+        """Start the machine, its kubelet, and the daemon."""
         await asyncio.to_thread(self.node.reboot)
         self._boots += 1
         await self.start_kubelet()
         await self.start_daemon()
 
-    async def wait_until_registered(self) -> None:
-        """Wait until the daemon has offered all that the machine has to the kubelet, or is its driver of claims.
-
-        Raises:
-            TimeoutError: with the last lines of the daemon's log.
-        """
-        if self.dra is None:
-            for resource, count in offered_by(self.node.description.instance_type).items():
-                await self.wait_until_offered(resource, count)
-            return
-        try:
-            async with asyncio.timeout(READY_SECONDS):
-                while not self.dra.drivers:  # noqa: ASYNC110 - polled, as by a user
-                    await asyncio.sleep(0.05)
-        except TimeoutError as error:
-            raise self._late("no driver of claims is registered") from error
+    @property
+    def is_registered(self) -> bool:
+        """Whether the daemon has offered all that the machine has to the kubelet, or is its driver of claims."""
+        if self.dra:
+            return bool(self.dra.drivers)
+        offered = offered_by(self.node.description.instance_type)
+        return all(self.kubelet.capacity(name.value).allocatable == count for name, count in offered.items())
 
     async def wait_until_offered(self, resource: Resource, count: int) -> None:
-        """Wait until the kubelet has so many healthy ids of a resource.
+        """Wait until this many ids of a resource are allocatable.
 
         Raises:
             TimeoutError: with the last lines of the daemon's log.
@@ -273,19 +258,20 @@ class SimulatedWorker:
         try:
             await self.kubelet.wait_for_capacity(resource.value, count, timeout_seconds=READY_SECONDS)
         except TimeoutError as error:
-            raise self._late(str(error)) from error
+            raise self.late(str(error)) from error
 
-    def _late(self, what: str) -> TimeoutError:
+    def late(self, what: str) -> TimeoutError:
+        """The error that says why the daemon is not ready, with the last lines of its log."""
         last = "\n".join(self.log.read_text().splitlines()[-5:])
-        return TimeoutError(f"{what}; the daemon's log ends with:\n{last}")
+        return TimeoutError(f"node {self.name}: {what}; the daemon's log ends with:\n{last}")
 
     async def work(self, seconds: float) -> None:
-        """Let so much time pass for the cores of the node: the containers of its pods use them."""
+        """Advance the work counters of the node's cores by so much time."""
         held = {int(name.removeprefix("neuron")) for name in self.kubelet.held_nodes()}
         await asyncio.to_thread(self.node.work, seconds, held)
 
     def report_capacity(self) -> bool:
-        """Write what the node has and can give into its status, as the kubelet does; False when nothing changed."""
+        """Write the node's capacity and allocatable resources into its status; False if nothing changed."""
         counts = {resource.value: self.kubelet.capacity(resource.value) for resource in Resource}
         capacity = {name: str(count.capacity) for name, count in counts.items()}
         allocatable = {name: str(count.allocatable) for name, count in counts.items()}
@@ -306,20 +292,20 @@ def offered_by(instance_type: str) -> dict[Resource, int]:
 
 
 def _status(instance_type: str, capacity: dict[str, str], allocatable: dict[str, str], boot: str) -> AnyJson:
-    """The status of a node with so much Neuron, and with what else its type has."""
+    """A node's status with this much Neuron, and the other resources of its type."""
     others = resources_of(instance_type)
     amounts = {"capacity": capacity | others, "allocatable": allocatable | others}
     return amounts | {"conditions": [_READY], "nodeInfo": {"bootID": boot}}
 
 
 def free_port() -> int:
-    """A port of loopback that is free at this moment."""
+    """A free port of loopback."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         return int(listening.getsockname()[1])
 
 
 async def start_process(log: Path, *arguments: str) -> asyncio.subprocess.Process:
-    """Start a command of this program, its standard error in ``log``; it ends with this process, however that ends."""
+    """Start a command of this program with standard error in ``log``. It is killed when this process ends."""
     with log.open("ab") as stream:
         command = (sys.executable, "-c", _CHILD, str(os.getpid()), *arguments)
         starting = asyncio.ensure_future(asyncio.create_subprocess_exec(*command, stderr=stream))
@@ -333,7 +319,7 @@ async def start_process(log: Path, *arguments: str) -> asyncio.subprocess.Proces
 
 
 async def end_process(process: asyncio.subprocess.Process | None) -> int | None:
-    """Ask a process to end and wait for it, with patience; its exit status, None where there is none."""
+    """Terminate a process, and kill it if it takes too long; its exit status, or None without a process."""
     if process is None or process.returncode is not None:
         return process.returncode if process else None
     process.terminate()
@@ -345,11 +331,11 @@ async def end_process(process: asyncio.subprocess.Process | None) -> int | None:
         return await process.wait()
 
 
-# Played.
+# Played nodes.
 
 
 class PlayedNode:
-    """The node ``name``, the ``place``-th of its family, from 0."""
+    """A node without a machine, the ``place``-th of its family, from 0."""
 
     def __init__(self, api: SimulatedApiServer, name: str, instance_type: str, place: int) -> None:
         self.name = name
@@ -358,7 +344,7 @@ class PlayedNode:
         self._type = instance_type
         self._place = place
         self._seen: dict[str, AnyJson] = {}
-        """Its pods by UID, as they were last acted on."""
+        """Its handled pods by UID."""
         self._vanished: tuple[str, ...] = ()
         self._renewed_at = 0.0
         instance, server = catalogue().get(instance_type), ultraserver_of(instance_type, place)
@@ -373,7 +359,7 @@ class PlayedNode:
         )
 
     def register(self) -> None:
-        """Make the node's object, with what it has."""
+        """Create the node's object with its capacity."""
         offered = offered_by(self._type) if self._inventory else {}
         counts = {resource.value: str(count) for resource, count in offered.items()}
         labels, status = labels_of(self.name, self._type, self._place), _status(self._type, counts, counts, self.name)
@@ -381,11 +367,11 @@ class PlayedNode:
         self._publish()
 
     async def stop_kubelet(self) -> None:
-        """See nothing, and say nothing, from now on."""
+        """Handle no pods and renew no Lease from now on."""
         self.up = False
 
     async def start_kubelet(self) -> None:
-        """Go on as before."""
+        """Handle pods again."""
         self.up = True
         self._api.patch_status(NODES, self.name, {"conditions": [_READY]})
         self.look([pod for pod in self._api.objects(PODS) if pod["spec"].get("nodeName") == self.name])
@@ -393,7 +379,7 @@ class PlayedNode:
     power_off, power_on = stop_kubelet, start_kubelet
 
     def upkeep(self, now: float) -> None:
-        """Make a lost object again, and say from time to time that the plugin is there."""
+        """Register a deleted node again, and renew the plugin's Lease."""
         if not self.up:
             return
         try:
@@ -408,7 +394,7 @@ class PlayedNode:
                 self._api.answer(create_lease(lease, duration_seconds=LEASE_SECONDS, now=utc_now()))
 
     def look(self, manifests: Iterable[AnyJson]) -> None:
-        """See all pods of this node as they are; run new ones, and end those that are deleted."""
+        """Take the node's current pods: run new ones, and end deleted ones."""
         if not self.up:
             return
         pods = {manifest["metadata"]["uid"]: manifest for manifest in manifests}
@@ -416,7 +402,7 @@ class PlayedNode:
         for uid, manifest in pods.items():
             if manifest["status"].get("phase") in TERMINAL_PHASES:
                 continue
-            with contextlib.suppress(Refusal):  # changed since it was listed: the next look sees that
+            with contextlib.suppress(Refusal):  # changed meanwhile: the next look sees that
                 if "deletionTimestamp" in manifest["metadata"]:
                     self._end(manifest)
                     ended.add(uid)
@@ -438,7 +424,7 @@ class PlayedNode:
                 self._api.patch_status(PODS, name, failed, namespace)
                 return
             self._api.change(PODS, name, {"metadata": {"annotations": given}}, namespace)
-        if PREFLIGHT_KEY in (metadata.get("labels") or {}):  # a machine that is played has no faults
+        if PREFLIGHT_KEY in (metadata.get("labels") or {}):  # a played node has no faults
             self._api.patch_status(PODS, name, {"phase": "Succeeded"}, namespace)
             return
         started = {"ready": True, "started": True, "restartCount": 0, "state": {"running": {"startedAt": now_text()}}}
@@ -448,7 +434,7 @@ class PlayedNode:
         self._api.patch_status(PODS, name, status, namespace)
 
     def _given(self, pod: NeuronPod) -> dict[str, str] | Rejection:
-        """The annotations with which a pod has its devices."""
+        """The annotations that give a pod its devices."""
         if isinstance(pod.request, Rejection):
             return pod.request
         if pod.assignment is not None:
@@ -471,7 +457,7 @@ class PlayedNode:
         self._api.delete_pod(namespace, name, grace_seconds=0)
 
     def _publish(self) -> None:
-        """Write the inventory on the node, as the plugin does."""
+        """Publish the inventory, as the plugin does."""
         if self._inventory:
             said = publication(self.name, replace(self._inventory, vanished_pods=self._vanished))
             self._api.answer(said)

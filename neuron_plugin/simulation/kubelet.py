@@ -1,9 +1,8 @@
-"""A simulated kubelet: the part of one that device plugins and drivers of claims see, over the same sockets and files.
+"""A simulated kubelet: what device plugins and DRA drivers see of a kubelet, over the same sockets and files.
 
-It serves Registration and PodResources, watches for plugins, dials them back, and admits pods one after the other. It
-remembers what it allocated and writes that into its checkpoint; after a start it knows what its files say. Order, texts
-and faults are those of Kubernetes 1.36, as far as they concern a plugin. It runs no containers: what a container would
-have received can be read, and the cgroup of a pod says whether it would have processes.
+The kubelet serves Registration and PodResources, finds plugins and dials them, and admits one pod at a time. It keeps
+allocations in its checkpoint and loads them when it starts. The order of calls, error texts and known bugs follow
+Kubernetes 1.36. Containers do not run: tests read what a container would receive, and whether its cgroup is populated.
 
     kubelet = SimulatedKubelet(Path("/run/sim/device-plugins"), Path("/run/sim/pod-resources"))
     await kubelet.start()
@@ -47,7 +46,6 @@ from neuron_plugin.simulation.kubelet_pods import (
     PodGoneError,
     PodRejectedError,
     PodResourcesService,
-    RateLimit,
     SimulatedCgroups,
     UnresolvableError,
     received,
@@ -59,31 +57,25 @@ _DEVICE_PLUGIN = "DevicePlugin"
 
 @dataclass(frozen=True, slots=True)
 class KubeletOptions:
-    """How a kubelet is set; the defaults are Kubernetes 1.36's, times in seconds.
+    """The kubelet's settings, in seconds; the defaults are those of Kubernetes 1.36.
 
-    ``sync_delay`` is how long after kubelet.sock appeared the pods of before are admitted again,
-    ``termination_seconds`` how long processes run on after their pod was deleted by force, ``watcher_seconds`` how
-    often it looks for plugins in its registry.
+    ``sync_delay``: from the creation of kubelet.sock to the second admission of earlier pods. ``termination_seconds``:
+    how long processes outlive their force-deleted pod. ``watcher_seconds``: between two scans of the plugin registry.
     """
 
     dial_seconds: float = 10.0
     grace_seconds: float = 300.0
     sync_delay: float = 0.1
-    pod_resources_per_second: float = 100.0
     termination_seconds: float = 2.0
     watcher_seconds: float = 1.0
 
 
-class KubeletStoppedError(Exception):
-    """The kubelet ended in the middle of an admission; at its next start the pod is admitted again."""
-
-
 class SimulatedKubelet:
-    """One node's kubelet, on ``directory`` and, if given, ``pod_resources_directory`` and ``plugins_registry``.
+    """One node's kubelet. It serves in ``directory`` and, if given, in ``pod_resources_directory``.
 
-    ``cgroup_root`` is a directory that it keeps like ``/sys/fs/cgroup``. ``checkpoint`` is its file. With ``dra`` it
-    knows claims, and its container runtime looks for CDI devices in ``cdi_dir``. ``waiting`` says of each pod that
-    waits for its claims why they are not prepared, ``rejections`` are the pods that it failed, both by UID.
+    ``cgroup_root`` stands for ``/sys/fs/cgroup``. With ``dra`` the kubelet prepares claims, and its container runtime
+    reads CDI devices from ``cdi_dir``. ``waiting`` says by pod UID why claims are not prepared; ``rejections`` are the
+    pods that failed admission, by UID.
     """
 
     def __init__(
@@ -112,9 +104,9 @@ class SimulatedKubelet:
         self._random = random or Random()  # noqa: S311 - the order of Go's maps, guards nothing
         self._pods: dict[str, KubeletPod] = {}
         self._running: dict[str, set[str]] = {}
-        """The containers that run, by the UIDs of all pods."""
+        """Running containers by pod UID."""
         self._unknown: set[str] = set()
-        """UIDs of pods of the API server that this process has not asked it about yet."""
+        """UIDs of pods that this process has not admitted again yet."""
         self._preparing: dict[str, asyncio.Task[None]] = {}
         self._terminating: dict[str, asyncio.TimerHandle] = {}
         self._registrations: Counter[str] = Counter()
@@ -136,7 +128,7 @@ class SimulatedKubelet:
     # The process.
 
     def _begin_process(self) -> None:
-        """What a kubelet process knows at its beginning: its checkpoint, and no plugin."""
+        """Start with the checkpoint and without plugins, as a new kubelet process does."""
         options = self._options
         self.devices = DeviceManager(self._random)
         self.devices.load(self.checkpoint.read_bytes() if self.checkpoint.exists() else None)
@@ -144,15 +136,14 @@ class SimulatedKubelet:
         self.devices.running = self._running
         seconds = options.dial_seconds, options.grace_seconds
         self._clients = PluginClients(self._directory, self.devices, self.checkpoint, self._registrations, *seconds)
-        limit = RateLimit(options.pod_resources_per_second)
-        self._pod_resources = PodResourcesService(self.devices, self._pods, self._unknown, limit)
+        self._pod_resources = PodResourcesService(self.devices, self._pods, self._unknown)
         self._registered_before = frozenset(self.devices.resources())
 
     async def start(self) -> None:
-        """Wipe the directory's sockets, serve, and admit the pods of before again.
+        """Remove old sockets, serve, and admit earlier pods again.
 
         Raises:
-            KubeletStateError: the file of claims cannot be read.
+            KubeletStateError: the claim state file cannot be read.
         """
         for path in self._directory.iterdir():  # the checkpoint, plain files and sub-directories stay
             with contextlib.suppress(FileNotFoundError):  # a plugin may remove its own at this moment
@@ -185,7 +176,7 @@ class SimulatedKubelet:
         self.devices.sources_ready = True
 
     async def stop(self) -> None:
-        """End as a kubelet does: streams end, calls are cut off, dead socket files stay behind."""
+        """Stop like a kubelet: streams and calls end, and dead socket files stay."""
         self._stops += 1
         tasks = [*self._preparing.values(), *([self._watching] if self._watching else [])]
         for task in tasks:
@@ -202,7 +193,7 @@ class SimulatedKubelet:
         self._begin_process()
 
     async def restart(self) -> None:
-        """Stop and start; running containers go on, allocations are remembered, plugins are not."""
+        """Stop and start. Containers keep running; allocations are kept, plugin connections are not."""
         await self.stop()
         await self.start()
 
@@ -214,7 +205,7 @@ class SimulatedKubelet:
     # Resources.
 
     def capacity(self, resource: str) -> ResourceCapacity:
-        """What the node shows of a resource, without the up to 10 s until the API server hears of it."""
+        """The capacity that the next node status will report (a real kubelet updates it within 10 s)."""
         return self._clients.capacity(resource)
 
     async def wait_for_capacity(
@@ -223,7 +214,7 @@ class SimulatedKubelet:
         """Wait until so many devices are allocatable.
 
         Raises:
-            TimeoutError: names what the node showed instead.
+            TimeoutError: with the capacity at that time.
         """
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -235,40 +226,36 @@ class SimulatedKubelet:
         return shown
 
     def registration_count(self, resource: str) -> int:
-        """Accepted registrations of a resource since the beginning, over all restarts."""
+        """How many registrations of a resource were accepted, over all restarts."""
         return self._registrations[resource]
 
     async def disconnect(self, resource: str) -> None:
-        """Drop a live plugin for no reason it could know of, as the kubelet's book-keeping by name can."""
+        """Disconnect a healthy plugin without telling it, as the kubelet's bookkeeping by name can do."""
         await self._clients.disconnect(resource)
 
-    def spoil_checkpoint(self, content: bytes = b"spoiled") -> None:
-        """Put other content in the checkpoint's place.
-
-        A kubelet that runs replaces it at its next write, one that starts cannot read what was allocated and goes on.
-        """
-        replace_file(self.checkpoint, content)
+    def spoil_checkpoint(self) -> None:
+        """Overwrite the checkpoint. A running kubelet replaces it at its next write; a new one forgets allocations."""
+        replace_file(self.checkpoint, b"spoiled")
 
     # Pods.
 
     def has(self, uid: str) -> bool:
-        """Whether a pod is one of this kubelet's, admitted or under admission."""
+        """Whether the pod is admitted or being admitted."""
         return uid in self._pods
 
     @property
     def termination_seconds(self) -> float:
-        """How long the processes of a pod run on that was deleted by force."""
+        """How long processes outlive their force-deleted pod."""
         return self._options.termination_seconds
 
     async def admit(self, pod: KubeletPod) -> AdmittedPod:
-        """Allocate for every container in order, one pod at a time; have its claims prepared; start its containers.
+        """Allocate devices for each container in order, prepare the pod's claims, and start its containers.
 
-        A pod whose claims are not prepared waits: it is prepared again after a while, for as long as it is there.
+        Claims that cannot be prepared are tried again until the pod is deleted.
 
         Raises:
-            PodRejectedError: the pod has failed for good.
-            PodGoneError: the pod was deleted, or the kubelet has ended, while it waited for its claims.
-            KubeletStoppedError: the kubelet has ended before it was admitted or rejected.
+            PodRejectedError: the pod failed for good.
+            PodGoneError: the pod was deleted or the kubelet stopped before the pod was admitted or rejected.
         """
         self._running[pod.uid] = set()
         self._unknown.discard(pod.uid)
@@ -281,23 +268,23 @@ class SimulatedKubelet:
         return AdmittedPod(pod, tuple(containers))
 
     async def resize(self, uid: str) -> None:
-        """Admit a live pod again with other CPU or memory; no plugin is asked, and nothing a pod holds changes.
+        """Admit a live pod again with other CPU or memory. No plugin is called, and allocations do not change.
 
         Raises:
-            PodRejectedError: it is not granted, and the pod runs on as it was.
+            PodRejectedError: the resize is not granted; the pod keeps running.
         """
         async with self._admission:
             await self._allocate(self._pods[uid], ends=False)
 
     async def _allocate(self, pod: KubeletPod, *, ends: bool = True) -> None:
-        """Allocate for all containers; a pod that is rejected ``ends``."""
+        """Allocate for all containers. A rejected pod ends unless ``ends`` is false."""
         stops = self._stops
         try:
             for container in pod.containers:
                 await self._allocate_container(pod, container)
         except AllocationError as error:
             if self._stops != stops:
-                raise KubeletStoppedError(f"the kubelet stopped under the admission of {pod.name}") from error
+                raise PodGoneError(f"the kubelet stopped while it admitted {pod.name}") from error
             rejection = PodRejectedError(pod, str(error))
             if ends:
                 self.rejections[pod.uid] = rejection
@@ -306,17 +293,17 @@ class SimulatedKubelet:
             raise rejection from error
 
     async def _allocate_container(self, pod: KubeletPod, container: KubeletContainer) -> None:
-        """All resources of one container, and then one write of the checkpoint."""
+        """Allocate one container's resources, then write the checkpoint once."""
         devices = self.devices
         if await devices.allocate(pod.uid, container.name, container.limits, self._pods.keys(), self._clients):
             replace_file(self.checkpoint, devices.checkpoint_bytes())
         devices.offer_for_reuse(pod.uid, container.name, container.kind)
 
     async def prepare(self, pod: KubeletPod) -> None:
-        """Have the claims of a pod prepared, as before each new sandbox of it, however often that takes.
+        """Prepare a pod's claims, as before each new sandbox, and try again until it succeeds.
 
         Raises:
-            PodGoneError: the pod was deleted, or the kubelet has ended, while it waited.
+            PodGoneError: the pod was deleted or the kubelet stopped meanwhile.
         """
         task = self._preparing[pod.uid] = asyncio.create_task(self._prepare_claims(pod), name=f"prepare {pod.name}")
         try:
@@ -345,8 +332,8 @@ class SimulatedKubelet:
     async def start_container(self, uid: str, name: str) -> AdmittedContainer:
         """Start or restart a container of a live pod.
 
-        Allocate is called only for a container with nothing recorded, as after a lost checkpoint. If that fails, or
-        its CDI devices cannot be found, the answer says so (``waiting``) and the container may be started again.
+        Allocate is called only if no allocation is recorded, as after a lost checkpoint. If the call fails or a CDI
+        device is unknown, the result says why (``waiting``), and the container can be started again.
 
         Raises:
             PodGoneError: the pod was deleted.
@@ -368,7 +355,7 @@ class SimulatedKubelet:
         return started
 
     async def _prepare_start(self, pod: KubeletPod, container: KubeletContainer) -> None:
-        """What comes before a container's start (``GetDeviceRunContainerOptions``), without PreStartContainer."""
+        """The checks of ``GetDeviceRunContainerOptions``, without PreStartContainer."""
         recorded = {entry.resource for entry in self.devices.of_container(pod.uid, container.name)}
         resources = recorded.union(name for name, _ in self.devices.wanted(container.limits))
         for resource in sorted(resources.difference(self._clients.endpoints, self._registered_before)):
@@ -382,11 +369,11 @@ class SimulatedKubelet:
         return received(container, allocations, waiting)
 
     def _with_cdi(self, pod: KubeletPod, container: KubeletContainer) -> AdmittedContainer:
-        """What a container receives, with its CDI devices as the runtime adds them: last, so they win.
+        """What a container receives. The runtime applies CDI devices last, so they win.
 
         Raises:
-            NotPreparedError: a claim of it was given up.
-            UnresolvableError: its CDI devices are not described.
+            NotPreparedError: a claim was unprepared.
+            UnresolvableError: no file describes one of its CDI devices.
         """
         by_count = self._received(pod, container)
         names = by_count.cdi_devices
@@ -399,17 +386,17 @@ class SimulatedKubelet:
         return replace(by_count, envs=envs, devices=devices, cdi_devices=names)
 
     def stop_container(self, uid: str, name: str) -> None:
-        """A container of a live pod has died; what it holds stays its own."""
+        """A container of a live pod has died; its allocation stays."""
         self._running[uid].discard(name)
 
     def lose_containers(self) -> None:
-        """The machine is off: no container of any pod runs any more."""
+        """The machine is off: no container runs any more."""
         for uid, pod in self._pods.items():
             self._running[uid] = set()
             self.end_processes(pod)
 
     def held_nodes(self) -> frozenset[str]:
-        """The names of the device nodes that containers of live pods have, such as ``neuron3``."""
+        """Device nodes held by live pods, such as ``neuron3``."""
         held = set[str]()
         for pod in self._pods.values():
             for container in pod.containers:
@@ -419,9 +406,9 @@ class SimulatedKubelet:
         return frozenset(held)
 
     def resource_health(self, pod: KubeletPod, container: KubeletContainer) -> list[dict[str, Any]]:
-        """``allocatedResourcesStatus`` of a container: the health of all that it holds, by count and by claims.
+        """A container's ``allocatedResourcesStatus``: the health of its devices, from plugins and from claims.
 
-        A device that its plugin does not list looks Healthy.
+        A device that its plugin does not list is reported Healthy.
         """
         by_count = []
         for entry in self.devices.of_container(pod.uid, container.name):
@@ -434,24 +421,20 @@ class SimulatedKubelet:
     # Ends.
 
     def end_processes(self, pod: KubeletPod) -> None:
-        """The containers of a pod are dead."""
+        """The pod's containers are dead."""
         if self._cgroups:
             self._cgroups.remove(pod)
 
     def finish(self, uid: str) -> KubeletPod:
-        """A pod has ended or was deleted and its containers are dead. Its devices come free at some later call.
-
-        Its claims are given up by `unprepare`.
-        """
+        """A pod has ended and its containers are dead. A later call frees its devices; `unprepare` frees its claims."""
         pod = self._forget(uid)
         self.end_processes(pod)
         return pod
 
     def remove_while_running(self, uid: str) -> KubeletPod:
-        """A pod is gone though its processes run on: force deletion, a lost Node object, a static manifest removed.
+        """A pod is gone but its processes run for ``termination_seconds``: force deletion, or a removed static pod.
 
-        The kubelet keeps its entry until the next cleaning of memory, and may offer its devices from then on. The
-        processes run for ``termination_seconds``.
+        The kubelet keeps its allocation until `DeviceManager.forget_pods`, and may then offer the devices again.
         """
         pod = self._forget(uid)
         if self._cgroups:
@@ -460,7 +443,7 @@ class SimulatedKubelet:
         return pod
 
     async def unprepare(self, pod: KubeletPod) -> None:
-        """Give up the claims of a pod that has ended.
+        """Unprepare the claims of an ended pod.
 
         Raises:
             NotPreparedError: a driver is away or refuses, and the pod stays Terminating.

@@ -1,9 +1,8 @@
 """The device manager of the simulated kubelet: who has which device, and which devices a container gets.
 
-It follows ``pkg/kubelet/cm/devicemanager/manager.go`` of Kubernetes 1.36 step by step, faults included, because a
-plugin has to live with them. It has no sockets, no clock and no tasks: its user makes the calls of `Plugins`, and may
-do anything while one is under way. Everything that Go leaves to the order of a map is drawn from the given random
-source.
+It follows ``pkg/kubelet/cm/devicemanager/manager.go`` of Kubernetes 1.36 step by step, including its bugs, because a
+plugin has to live with them. It has no sockets, clock or tasks: the caller passes `Plugins`, and other calls may come
+while a plugin answers. Where Go iterates over a map, the given random source chooses the order.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from neuron_plugin.allocation import ContainerKind
 
 HEALTHY = "Healthy"
 NO_TOPOLOGY = -1
-"""The NUMA node of a device that says none (pkg/kubelet/cm/devicemanager/manager.go)."""
+"""The NUMA node of a device without topology (manager.go)."""
 
 _Item = TypeVar("_Item", str, tuple[str, int])
 
 
 class AllocationError(Exception):
-    """The kubelet cannot allocate the devices of a container. The text is the kubelet's."""
+    """The kubelet cannot allocate a container's devices. The text is the kubelet's."""
 
 
 class PluginCallError(AllocationError):
@@ -40,7 +39,7 @@ class PluginCallError(AllocationError):
 
 @dataclass(frozen=True, slots=True)
 class ListedDevice:
-    """One device of a ListAndWatch message. Any health other than ``Healthy`` counts as unhealthy."""
+    """A device of a ListAndWatch message. Any other health than ``Healthy`` means unhealthy."""
 
     id: str
     health: str = HEALTHY
@@ -49,7 +48,7 @@ class ListedDevice:
 
 @dataclass(frozen=True, slots=True)
 class DeviceEntry:
-    """One entry: the ids of one resource in one container, and the serialised ``ContainerAllocateResponse``."""
+    """An allocation: one resource of one container, and the serialised ``ContainerAllocateResponse``."""
 
     pod_uid: str
     container: str
@@ -65,7 +64,7 @@ class DeviceEntry:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What a plugin is asked: which ``size`` ids of ``available`` it prefers, with ``must_include`` among them."""
+    """A preference request: ``size`` ids of ``available`` that include ``must_include``."""
 
     resource: str
     size: int
@@ -74,21 +73,21 @@ class Selection:
 
 
 class Plugins(Protocol):
-    """The plugins, as the allocation for a container calls them. Either call may fail with a `PluginCallError`."""
+    """The calls to plugins during an allocation. Both may fail with a `PluginCallError`."""
 
     async def preferred(self, selection: Selection) -> Collection[str]:
-        """The ids that the plugin of a resource prefers."""
+        """The ids that the plugin prefers."""
 
     async def allocate(self, resource: str, ids: Sequence[str]) -> bytes:
         """The serialised ``ContainerAllocateResponse`` for these ids."""
 
 
 class DeviceManager:
-    """The memory of one kubelet process.
+    """The allocations of one kubelet process.
 
-    ``numa_affinity`` is the hint of the topology manager; None is its policy "none". While ``sources_ready`` is False
-    the kubelet does not know all its pods yet: it forgets none, and does not allocate for containers that already run,
-    which ``running`` names by pod UID.
+    ``numa_affinity`` is the topology manager's hint; None is its policy "none". While ``sources_ready`` is False the
+    kubelet does not know all its pods: it forgets none, and does not allocate for the containers in ``running`` (names
+    by pod UID).
     """
 
     def __init__(self, random: Random, *, numa_affinity: frozenset[int] | None = None) -> None:
@@ -105,17 +104,17 @@ class DeviceManager:
     # The lists of the plugins. The kubelet writes the checkpoint after each of these.
 
     def update_devices(self, resource: str, devices: Iterable[ListedDevice]) -> None:
-        """Replace the devices of a resource, as each ListAndWatch message does."""
+        """Replace a resource's devices with those of a ListAndWatch message."""
         self._devices[resource] = {device.id: device for device in devices}
         self._healthy[resource] = {device.id for device in self._devices[resource].values() if device.health == HEALTHY}
 
     def mark_unhealthy(self, resource: str) -> None:
-        """Keep the devices of a resource, as unhealthy ones: its plugin has disconnected."""
+        """Mark a resource's devices unhealthy: its plugin has disconnected."""
         known = self._devices.get(resource, {}).values()
         self.update_devices(resource, [ListedDevice(device.id, "Unhealthy", device.numa_nodes) for device in known])
 
     def remove_resource(self, resource: str) -> None:
-        """Drop a resource whose plugin has been away for too long. Its recorded allocations stay."""
+        """Remove a resource whose plugin has been away for too long. Its allocations stay."""
         self._devices.pop(resource, None)
         self._healthy.pop(resource, None)
 
@@ -124,11 +123,11 @@ class DeviceManager:
         return self._devices.get(resource, {})
 
     def healthy(self, resource: str) -> frozenset[str]:
-        """The ids that the last message called Healthy."""
+        """The healthy ids of the last message."""
         return frozenset(self._healthy.get(resource, ()))
 
     def resources(self) -> list[str]:
-        """The resources that a plugin has registered, also before a restart of the kubelet."""
+        """The resources registered now or before the kubelet restarted."""
         return sorted(self._devices)
 
     # Allocation.
@@ -136,12 +135,10 @@ class DeviceManager:
     async def allocate(
         self, pod_uid: str, container: str, limits: Mapping[str, int], active_uids: Collection[str], plugins: Plugins
     ) -> bool:
-        """Allocate all that a container asks for; True if the checkpoint is to be written now, once per container.
-
-        Afterwards `offer_for_reuse`. An error rejects the pod, and only that of a plugin gives reserved devices back.
+        """Allocate all resources of a container; True if the checkpoint must be written. Call `offer_for_reuse` next.
 
         Raises:
-            AllocationError: the pod is to be rejected.
+            AllocationError: reject the pod. Reserved devices are released only if a plugin call failed.
         """
         recorded, wanted = False, self.wanted(limits)
         if wanted:
@@ -160,21 +157,18 @@ class DeviceManager:
         return recorded
 
     def wanted(self, limits: Mapping[str, int]) -> list[tuple[str, int]]:
-        """The limits that the device manager looks at, in random order.
-
-        A resource that no plugin ever registered is ignored: its container runs without devices.
-        """
+        """The limits of registered resources, in random order. Others are ignored: the container runs without."""
         known = self._devices.keys() | self._allocated.keys()
         return self._shuffled((resource, count) for resource, count in limits.items() if resource in known)
 
     def restore(self) -> None:
-        """Give back what is reserved and not recorded, as after a failed Allocate."""
+        """Release reservations without a recorded allocation, as after a failed Allocate."""
         self._allocated = {}
         for allocation in self._recorded.values():
             self._allocated.setdefault(allocation.resource, set()).update(allocation.ids)
 
     def record(self, pod_uid: str, container: str, resource: str, ids: Iterable[str], response: bytes) -> None:
-        """Remember an Allocate that was answered. This does not repair a reservation that was lost meanwhile."""
+        """Record an answered Allocate. A reservation that was lost meanwhile stays lost."""
         by_node: dict[int, tuple[str, ...]] = {}
         for device_id in ids:
             device = self._devices.get(resource, {}).get(device_id)
@@ -183,7 +177,7 @@ class DeviceManager:
         self._recorded[pod_uid, container, resource] = DeviceEntry(pod_uid, container, resource, by_node, response)
 
     def offer_for_reuse(self, pod_uid: str, container: str, kind: ContainerKind) -> None:
-        """After a container's allocations: later containers of the pod may take the devices of an init container."""
+        """Let later containers of the pod take the devices of an init container."""
         reusable = self._reusable_by(pod_uid)
         for allocation in self.of_container(pod_uid, container):
             if kind is ContainerKind.INIT:
@@ -194,11 +188,10 @@ class DeviceManager:
     # Memory.
 
     def forget_pods(self, active_uids: Collection[str]) -> None:
-        """Forget the entries of pods that are not active.
+        """Forget the allocations of inactive pods. Nothing else frees devices.
 
-        Devices come free nowhere else. The kubelet does this before it allocates and in PodResources ``List``, never
-        writes the checkpoint for it, and rebuilds the allocated devices from the recorded ones: a reservation whose
-        Allocate is under way is lost (kubernetes/kubernetes#137534).
+        The kubelet does this before each allocation and in PodResources ``List``, without writing the checkpoint. The
+        reservation of a running Allocate is lost (kubernetes/kubernetes#137534).
         """
         gone = [key for key in self._recorded if self.sources_ready and key[0] not in active_uids]
         for key in gone:
@@ -207,11 +200,11 @@ class DeviceManager:
             self.restore()
 
     def entries(self) -> tuple[DeviceEntry, ...]:
-        """Everything that is recorded, also of ended pods until `forget_pods`."""
+        """All allocations, including those of ended pods until `forget_pods`."""
         return tuple(self._recorded.values())
 
     def of_container(self, pod_uid: str, container: str) -> Iterator[DeviceEntry]:
-        """The entries of one container."""
+        """The allocations of one container."""
         return (
             allocation
             for allocation in self._recorded.values()
@@ -219,10 +212,7 @@ class DeviceManager:
         )
 
     def checkpoint_bytes(self) -> bytes:
-        """The whole memory as ``kubelet_internal_checkpoint``.
-
-        The kubelet's checksum is a hash of Go's printing of the data; here it is a CRC-32 of the JSON.
-        """
+        """The content of ``kubelet_internal_checkpoint``. The checksum is a CRC-32, not the kubelet's hash."""
         entries = [
             {
                 "PodUID": allocation.pod_uid,
@@ -238,9 +228,9 @@ class DeviceManager:
         return msgspec.json.encode({"Data": data, "Checksum": zlib.crc32(msgspec.json.encode(data))})
 
     def load(self, checkpoint: bytes | None) -> bool:
-        """Begin with what a checkpoint holds; False, and an empty memory, if it is lost, corrupt or of another format.
+        """Load a checkpoint; False, and no allocations, if it is missing, corrupt or of another format.
 
-        Resources that were registered are known from the beginning, without any device.
+        Registered resources are known again, without devices.
         """
         self._recorded, self._devices, self._healthy = {}, {}, {}
         data: dict[str, Any] = {}
@@ -260,10 +250,10 @@ class DeviceManager:
     # Choosing.
 
     def _has_all(self, pod_uid: str, container: str, resource: str, count: int) -> bool:
-        """Whether nothing is to be allocated: as much is recorded, or the container runs and pods are still unknown.
+        """Whether the allocation is complete, or the container runs while not all pods are known.
 
         Raises:
-            AllocationError: the pod is to be rejected.
+            AllocationError: reject the pod.
         """
         entry = self._recorded.get((pod_uid, container, resource))
         recorded = entry.ids if entry else frozenset()
@@ -284,18 +274,15 @@ class DeviceManager:
         return len(recorded) == count  # maybe none
 
     async def _choose(self, pod_uid: str, resource: str, count: int, plugins: Plugins) -> tuple[str, ...]:
-        """Reserve ``count`` devices, in random order; the plugin is asked where there is a choice.
-
-        Devices of the pod's earlier init containers are taken first, then those that the plugin prefers and that are
-        available, then others at random.
+        """Reserve ``count`` devices: reusable ones first, then available ones that the plugin prefers, then any.
 
         Raises:
-            AllocationError: the pod is to be rejected.
+            AllocationError: reject the pod.
         """
         taken: list[str] = []
 
         def take(source: Collection[str]) -> bool:
-            """Reserve at random what is still needed. True if that was enough."""
+            """Reserve random devices of the source until ``count`` is reached; whether it is."""
             chosen = self._shuffled(set(source).difference(taken))[: count - len(taken)]
             taken.extend(chosen)
             self._allocated.setdefault(resource, set()).update(chosen)
@@ -323,7 +310,7 @@ class DeviceManager:
         return tuple(self._shuffled(taken))
 
     def _reusable_by(self, pod_uid: str) -> dict[str, set[str]]:
-        """What init containers of the pod under admission have left; another pod's are forgotten."""
+        """The reusable devices of the pod's init containers. Those of an earlier pod are forgotten."""
         if self._reusable[0] != pod_uid:
             self._reusable = (pod_uid, {})
         return self._reusable[1]
@@ -335,7 +322,7 @@ class DeviceManager:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file by rename as the kubelet does, through ``.<random>`` beside it; without a sync to disk."""
+    """Replace a file like the kubelet: rename a temporary file beside it, without fsync."""
     descriptor, temporary = tempfile.mkstemp(prefix=".", dir=path.parent)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)

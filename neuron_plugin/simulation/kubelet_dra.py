@@ -1,10 +1,9 @@
-"""Claims as the simulated kubelet has them: what it remembers of them, its file, and the drivers that prepare them.
+"""How the simulated kubelet prepares ResourceClaims, records them in its state file, and calls DRA drivers.
 
-It follows ``pkg/kubelet/cm/dra`` of Kubernetes 1.36.2, faults included, because a driver has to live with them. The
-memory has no sockets, no clock and no tasks: its user makes the calls of `Drivers`, writes the file
-``dra_manager_state``, and may do anything while a call is under way. The plugin watcher finds a driver by its socket.
-While none of its sockets answers, the kubelet waits a while and then deletes the node's slices of it; at its own start
-it deletes those of all drivers.
+It follows ``pkg/kubelet/cm/dra`` of Kubernetes 1.36.2 including its bugs, because a driver has to live with them.
+`ClaimMemory` has no sockets, clock or tasks: the caller passes `Drivers`, and other calls may come while a driver
+answers. The kubelet deletes the node's ResourceSlices of a driver that does not answer for a while, and those of all
+drivers when it starts.
 """
 
 from __future__ import annotations
@@ -38,19 +37,19 @@ PLUGIN_TYPE = "DRAPlugin"
 SERVICE, HEALTH_SERVICE = "v1.DRAPlugin", "v1alpha1.DRAResourceHealth"
 _HEALTHS = {health_pb.HEALTHY: "Healthy", health_pb.UNHEALTHY: "Unhealthy"}
 ClaimKey = tuple[str, str]
-"""Namespace and name: the kubelet keeps claims by name, not by UID."""
+"""Namespace and name: the kubelet identifies claims by name, not by UID."""
 
 
 class KubeletStateError(Exception):
-    """The file of claims cannot be loaded: the kubelet does not start."""
+    """The claim state file cannot be loaded, and the kubelet does not start."""
 
 
 class NotPreparedError(Exception):
-    """A pod's claims are not prepared. The pod waits, and the kubelet tries again; the text is the kubelet's."""
+    """A claim cannot be prepared or unprepared now. The kubelet tries again; the text is the kubelet's."""
 
 
 class DriverDevice(msgspec.Struct, frozen=True):
-    """A device as its driver has answered for it, under the names of the file."""
+    """A device in a driver's answer, with the field names of the state file."""
 
     pool: str = msgspec.field(name="PoolName")
     name: str = msgspec.field(name="DeviceName")
@@ -60,7 +59,7 @@ class DriverDevice(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class ClaimInfo:
-    """A claim that pods of this node have. ``prepared`` is not in the file: after a start no claim is."""
+    """A claim of pods on this node. ``prepared`` is not in the file: it is False after each start."""
 
     uid: str
     key: ClaimKey
@@ -69,7 +68,7 @@ class ClaimInfo:
     prepared: bool = False
 
     def devices(self, request: str) -> Iterator[tuple[str, DriverDevice]]:
-        """The devices for a request, or for all with an empty one, each with its driver."""
+        """Driver and device for each device of a request; an empty request means all."""
         for driver, devices in self.drivers.items():
             for device in devices:
                 if not request or not device.requests or request in device.requests:
@@ -77,33 +76,32 @@ class ClaimInfo:
 
 
 class Drivers(Protocol):
-    """The drivers, as the kubelet calls them. Either call may fail with a `NotPreparedError`."""
+    """The calls to DRA drivers. Both may fail with a `NotPreparedError`."""
 
     async def node_prepare(
         self, driver: str, claims: Sequence[ClaimInfo]
     ) -> Mapping[str, Sequence[DriverDevice] | str]:
-        """The devices of each claim by its UID, or why it has none."""
+        """By claim UID: the claim's devices, or the error text."""
 
     async def node_unprepare(self, driver: str, claims: Sequence[ClaimInfo]) -> None:
-        """Give claims up."""
+        """Unprepare claims."""
 
 
 @dataclass
 class ClaimMemory:
-    """The memory of one kubelet process; ``write`` replaces its file."""
+    """The claims of one kubelet process; ``write`` replaces the state file."""
 
     claims: dict[ClaimKey, ClaimInfo] = field(default_factory=dict)
     write: Callable[[], None] = lambda: None
 
     async def prepare(self, claims: Iterable[AnyJson], pod_uid: str, drivers: Drivers) -> None:
-        """Have all allocated claims of a pod prepared, by one call to each driver.
+        """Prepare all claims of a pod with one call to each driver.
 
-        The file is written before the calls, with the pod and the devices of earlier tries, and after all of them have
-        succeeded. An error of any driver ends it, and nothing is taken back: each try after a failed one appends its
-        devices to those of the earlier answers (kubernetes#140955).
+        The file is written before the calls, and after all of them succeeded. A failed call undoes nothing: each retry
+        appends its devices to those of earlier answers (kubernetes#140955).
 
         Raises:
-            NotPreparedError: the pod has to wait, and to be prepared again.
+            NotPreparedError: the pod must wait; prepare it again.
         """
         known: list[ClaimInfo] = []
         by_driver: dict[str, list[ClaimInfo]] = {}
@@ -128,10 +126,10 @@ class ClaimMemory:
         self.write()
 
     async def unprepare(self, keys: Iterable[ClaimKey], pod_uid: str, drivers: Drivers) -> None:
-        """Give up claims of a pod that has ended; those of other pods, too, only lose this pod.
+        """Unprepare the claims of an ended pod. A claim shared with other pods only loses this pod.
 
-        The kubelet counts the pods of a claim and does not look which they are. So what a second call for one pod
-        gives up is another's (kubernetes#140212).
+        The kubelet counts a claim's pods without checking which they are. So a second call for one pod unprepares the
+        claim of another (kubernetes#140212).
 
         Raises:
             NotPreparedError: a driver is away or refuses, and the pod stays Terminating.
@@ -150,7 +148,7 @@ class ClaimMemory:
         self.write()
 
     def of_inactive(self, active: Collection[str]) -> dict[str, list[ClaimKey]]:
-        """The claims of pods that the kubelet no longer has, by UID of the pod."""
+        """Claims of inactive pods, by pod UID."""
         keys: dict[str, list[ClaimKey]] = {}
         for claim in self.claims.values():
             for uid in claim.pods.difference(active):
@@ -161,7 +159,7 @@ class ClaimMemory:
         """The claim of this name.
 
         Raises:
-            NotPreparedError: it was given up.
+            NotPreparedError: it was unprepared.
         """
         claim = self.claims.get(key)
         if claim is None:
@@ -170,7 +168,7 @@ class ClaimMemory:
         return claim
 
     def _added(self, claim: AnyJson, pod_uid: str) -> ClaimInfo:
-        """A pod is about to have an allocated claim."""
+        """Record that a pod uses an allocated claim."""
         metadata = claim["metadata"]
         key = metadata["namespace"], metadata["name"]
         known = self.claims.get(key)
@@ -189,7 +187,7 @@ class ClaimMemory:
     # The file.
 
     def state_bytes(self) -> bytes:
-        """The whole memory as ``dra_manager_state``."""
+        """The content of ``dra_manager_state``."""
         entries = [
             {
                 "ClaimUID": claim.uid,
@@ -205,10 +203,10 @@ class ClaimMemory:
         return msgspec.json.encode({"Data": text.decode(), "Checksum": zlib.crc32(text)})
 
     def load(self, content: bytes | None) -> None:
-        """Begin with the file of an earlier process; None is no file.
+        """Load the file of an earlier process; None means no file.
 
         Raises:
-            KubeletStateError: it cannot be read, or its checksum is wrong.
+            KubeletStateError: it is unreadable, or its checksum is wrong.
         """
         self.claims.clear()
         if content is None:
@@ -232,7 +230,7 @@ class ClaimMemory:
 
 @dataclass(frozen=True, slots=True)
 class DraManagerTimes:
-    """Seconds, by default those of the real kubelet, which tries a refused Prepare again after 60 to 90 of them."""
+    """Seconds, by default as in a real kubelet. A real kubelet retries a failed Prepare after 60 to 90 s."""
 
     retry: float = 75.0
     call: float = 45.0
@@ -244,7 +242,7 @@ class DraManagerTimes:
 
 @dataclass(eq=False)
 class _Driver:
-    """A registered driver, by one of its sockets."""
+    """A registered socket of a driver."""
 
     name: str
     channel: grpc.aio.Channel
@@ -253,9 +251,9 @@ class _Driver:
 
 @dataclass
 class DraManager:
-    """The claims of the pods of ``node``; ``start`` and ``stop`` are those of the kubelet.
+    """Prepares the claims of pods on ``node``. It starts and stops with the kubelet.
 
-    ``directory`` is the kubelet's root, which has its file of claims. ``active`` are the UIDs of the kubelet's pods.
+    ``directory`` is the kubelet's root directory. ``active`` are the UIDs of the kubelet's pods.
     """
 
     directory: Path
@@ -268,7 +266,7 @@ class DraManager:
     def __post_init__(self) -> None:
         self.path = self.directory / DRA_STATE
         self.health: dict[tuple[str, str, str], tuple[str, str]] = {}
-        """Health and message by driver, pool and device."""
+        """Health and message, by driver, pool and device."""
         self._drivers: dict[Path, _Driver] = {}
         self._lost_at: dict[str, float] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -276,11 +274,11 @@ class DraManager:
 
     @property
     def drivers(self) -> set[str]:
-        """The drivers that are registered."""
+        """Names of the registered drivers."""
         return {driver.name for driver in self._drivers.values()}
 
     async def start(self) -> None:
-        """Read the file of claims, and delete the node's slices.
+        """Load the state file, and delete the node's ResourceSlices.
 
         Raises:
             KubeletStateError: the file cannot be read, and the kubelet does not start.
@@ -292,7 +290,7 @@ class DraManager:
         ]
 
     async def stop(self) -> None:
-        """End as a kubelet does: drivers are forgotten, streams end, calls are cut off."""
+        """Stop like a kubelet: end streams and calls, and forget the drivers."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -303,15 +301,15 @@ class DraManager:
     # Pods.
 
     async def prepare(self, pod: KubeletPod) -> None:
-        """Have all claims of a pod prepared.
+        """Prepare all claims of a pod.
 
         Raises:
-            NotPreparedError: the pod has to wait, and to be prepared again.
+            NotPreparedError: the pod must wait; prepare it again.
         """
         await self.memory.prepare([self._checked(pod, name) for name in pod.claims.values()], pod.uid, self)
 
     async def unprepare(self, pod: KubeletPod) -> None:
-        """Give up the claims of a pod whose containers have ended.
+        """Unprepare the claims of a pod whose containers have ended.
 
         Raises:
             NotPreparedError: a driver is away or refuses, and the pod stays Terminating.
@@ -320,10 +318,10 @@ class DraManager:
         await self.memory.unprepare(keys, pod.uid, self)
 
     def cdi_devices(self, pod: KubeletPod, container: KubeletContainer) -> tuple[str, ...]:
-        """The CDI devices of a container, as the container runtime gets them.
+        """Names of a container's CDI devices.
 
         Raises:
-            NotPreparedError: a claim of it was given up.
+            NotPreparedError: a claim was unprepared.
         """
         names: list[str] = []
         for name, request in container.claims:
@@ -332,7 +330,7 @@ class DraManager:
         return tuple(names)
 
     def status(self, pod: KubeletPod, container: KubeletContainer) -> list[AnyJson]:
-        """``allocatedResourcesStatus`` of a container: the health of its devices, each by its first CDI device."""
+        """``allocatedResourcesStatus`` of a container: the health of each device, named by its first CDI device."""
         shown: dict[str, list[AnyJson]] = {}
         for name, request in container.claims:
             claim = self.memory.claims.get((pod.namespace, pod.claims.get(name, "")))
@@ -347,7 +345,7 @@ class DraManager:
         return [{"name": name, "resources": resources} for name, resources in shown.items()]
 
     def _checked(self, pod: KubeletPod, name: str) -> AnyJson:
-        """A claim that may be prepared for a pod, before anything is remembered of it."""
+        """The claim, if it may be prepared for the pod; nothing is recorded yet."""
         try:
             claim = self.api.get(RESOURCE_CLAIMS, name, pod.namespace)
         except Refusal as refusal:
@@ -361,7 +359,7 @@ class DraManager:
         return claim
 
     async def _reconcile(self) -> None:
-        """Give up the claims of pods that the kubelet no longer has."""
+        """Unprepare the claims of inactive pods."""
         while True:
             await asyncio.sleep(self.times.reconcile)
             for uid, keys in self.memory.of_inactive(self.active).items():
@@ -399,7 +397,7 @@ class DraManager:
                 raise NotPreparedError(f"NodeUnprepareResources failed for ResourceClaim {claim.key[1]}: {why}")
 
     def _channel(self, driver: str) -> grpc.aio.Channel:
-        """The latest connection to a driver."""
+        """The newest connection to a driver."""
         channels = [known.channel for known in self._drivers.values() if known.name == driver]
         if not channels:
             raise NotPreparedError(f"DRA driver {driver} is not registered")
@@ -409,7 +407,7 @@ class DraManager:
         """See `PluginHandler`."""
         if SERVICE not in info.supported_versions:
             raise PluginCallError(f"none of services supported by the plugin are supported: {SERVICE}")
-        if socket in self._drivers:  # which has not heard of its registration
+        if socket in self._drivers:  # the driver was not told about its registration
             await self.deregister(info.name, socket)
         driver = self._drivers[socket] = _Driver(info.name, channel_to(socket))
         if HEALTH_SERVICE in info.supported_versions:
@@ -425,7 +423,7 @@ class DraManager:
         await driver.channel.close()
 
     async def _watch_connections(self) -> None:
-        """Delete the slices of a driver that has had no connection for a while."""
+        """Delete the slices of a driver that has been disconnected for a while."""
         loop = asyncio.get_running_loop()
         while True:
             states = {known: known.channel.get_state(try_to_connect=True) for known in self._drivers.values()}
@@ -439,13 +437,13 @@ class DraManager:
             await asyncio.sleep(self.times.watcher)
 
     def _delete_slices(self, driver: str) -> None:
-        """Delete the slices of this node and driver, of all drivers with an empty name."""
+        """Delete the node's slices of a driver; an empty name means all drivers."""
         for resource_slice in self.api.objects(RESOURCE_SLICES):
             if resource_slice["spec"].get("nodeName") == self.node and driver in {"", resource_slice["spec"]["driver"]}:
                 self.api.delete(RESOURCE_SLICES, resource_slice["metadata"]["name"])
 
     async def _follow_health(self, driver: _Driver) -> None:
-        """Keep what a driver says of its devices while its stream lasts, and open the stream again when it ends."""
+        """Record the device health that a driver streams, and reopen the stream when it ends."""
         stub: health_grpc.DRAResourceHealthAsyncStub = health_grpc.DRAResourceHealthStub(driver.channel)
         while True:
             try:

@@ -1,9 +1,9 @@
-"""Device plugins as the simulated kubelet sees them: how it finds them, registration, the streams, and the calls.
+"""How the simulated kubelet finds device plugins, registers them, follows their streams and calls them.
 
-Clients are kept by resource name alone, as in ``pkg/kubelet/cm/devicemanager/plugin/v1beta1`` to Kubernetes 1.36. So
-when an older stream of a resource ends, it is the *newer* client that is found under the name and disconnected. Texts
-of errors are the kubelet's: they end up in a pod's status, and plugins are judged by them. The plugin watcher looks for
-sockets in ``plugins_registry``, of device plugins and of drivers of claims (``pkg/kubelet/pluginmanager``).
+Clients are kept by resource name, as in ``pkg/kubelet/cm/devicemanager/plugin/v1beta1`` of Kubernetes 1.36. So when an
+old stream of a resource ends, the kubelet disconnects the *newer* client of that name. Error texts are the kubelet's,
+because they end up in a pod's status. The plugin watcher finds the sockets of device plugins and DRA drivers in the
+plugin registry (``pkg/kubelet/pluginmanager``).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ INFO_SECONDS = 1.0
 NOTIFY_SECONDS = 5.0
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 122.0
-"""How long a plugin may take to say what it is and to hear of its registration, and pauses after a failed one."""
+"""Timeouts of GetInfo and NotifyRegistrationStatus, and the pauses after a failed registration."""
 VERSION = "v1beta1"
 _GO_NAMES = {"CANCELLED": "Canceled", "OK": "OK"}
 _Answer = TypeVar("_Answer")
@@ -48,24 +48,24 @@ _Answer = TypeVar("_Answer")
 
 
 class PluginHandler(Protocol):
-    """The part of the kubelet that plugins of one type are for."""
+    """The part of the kubelet that handles one type of plugin."""
 
     async def register(self, info: watcher_pb.PluginInfo, socket: Path) -> None:
-        """Use a plugin from now on.
+        """Register a plugin.
 
         Raises:
-            PluginCallError: it cannot be used; the text is the kubelet's.
+            PluginCallError: the plugin is refused; the text is the kubelet's.
         """
 
     async def deregister(self, name: str, socket: Path) -> None:
-        """Its socket is gone, or was made again."""
+        """The plugin's socket was removed or replaced."""
 
 
 class PluginWatcher:
-    """Compares what lies in ``directory`` with what is registered, time and again.
+    """Reconciles the registered plugins with the sockets in ``directory``.
 
-    A socket that is gone, or was made again, is deregistered. A failed registration is tried again after a pause that
-    doubles. A lost connection is not noticed.
+    A removed or replaced socket is deregistered. A failed registration is retried after a pause that doubles. A lost
+    connection is not noticed.
     """
 
     def __init__(self, directory: Path, handlers: Mapping[str, PluginHandler], *, seconds: float = 1.0) -> None:
@@ -74,7 +74,7 @@ class PluginWatcher:
         self._seconds = seconds
         self._registered: dict[Path, tuple[SocketIdentity, watcher_pb.PluginInfo]] = {}
         self._pauses: dict[Path, tuple[float, float]] = {}
-        """How long each pause is, and until when."""
+        """Length and end of the pause of each socket."""
 
     async def run(self) -> None:
         """Reconcile until cancelled."""
@@ -83,7 +83,7 @@ class PluginWatcher:
             await asyncio.sleep(self._seconds)
 
     async def reconcile(self) -> None:
-        """Deregister what is gone or new under its name, then register what is not yet."""
+        """Deregister removed and replaced sockets, then register new ones."""
         found = dict(self._sockets())
         for path, (identity, info) in list(self._registered.items()):
             if found.get(path) != identity:
@@ -102,7 +102,7 @@ class PluginWatcher:
                 self._pauses[path] = seconds, loop.time() + seconds
 
     def _sockets(self) -> Iterator[tuple[Path, SocketIdentity]]:
-        """The sockets in the directory and below; names with a leading dot are ignored."""
+        """The sockets in the directory and below, except hidden ones."""
         for path in sorted(self._directory.rglob("*")):
             hidden = any(part.startswith(".") for part in path.relative_to(self._directory).parts)
             if not hidden and (identity := identity_of(path)):
@@ -141,20 +141,20 @@ async def _notify(stub: watcher_grpc.RegistrationAsyncStub, status: watcher_pb.R
 
 @dataclass(frozen=True, slots=True)
 class ResourceCapacity:
-    """What a node shows for a resource."""
+    """A resource in the node's status."""
 
     capacity: int
     allocatable: int
 
 
 def is_extended_resource_name(name: str) -> bool:
-    """Whether a kubelet takes a resource of that name (``IsExtendedResourceName`` in ``pkg/apis/core/v1/helper``)."""
+    """Whether the kubelet accepts this resource name (``IsExtendedResourceName`` in ``pkg/apis/core/v1/helper``)."""
     is_native = "/" not in name or "kubernetes.io/" in name
     return not (is_native or name.startswith("requests.")) and is_qualified(f"requests.{name}")
 
 
 class PluginConnection:
-    """A connection to a plugin's socket, made by `dial`; one for each registration. The calls have no deadline."""
+    """The connection of one registration, made by `dial`. Calls have no deadline."""
 
     def __init__(self, resource: str, channel: grpc.aio.Channel) -> None:
         self.resource = resource
@@ -165,13 +165,12 @@ class PluginConnection:
 
     @classmethod
     async def dial(cls, resource: str, socket: Path, dial_seconds: float) -> PluginConnection:
-        """Connect and ask for the options.
+        """Connect and get the options.
 
         Raises:
-            PluginCallError: the socket does not answer, or the options call fails.
+            PluginCallError: the connection or the options call fails.
         """
-        options = (("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1))
-        connection = cls(resource, grpc.aio.insecure_channel(f"unix:{socket}", options=options))
+        connection = cls(resource, channel_to(socket))
         try:
             async with asyncio.timeout(dial_seconds):
                 await connection._channel.channel_ready()
@@ -186,7 +185,7 @@ class PluginConnection:
         return connection
 
     async def messages(self) -> AsyncGenerator[pb.ListAndWatchResponse, None]:
-        """Each message of ListAndWatch until the stream ends, for whatever reason. The kubelet never opens it again."""
+        """The messages of ListAndWatch until the stream ends. The kubelet never opens it again."""
         call = self._stub.ListAndWatch(pb.Empty())
         try:
             async for message in call:
@@ -199,7 +198,7 @@ class PluginConnection:
             call.cancel()
 
     async def preferred(self, selection: Selection) -> Sequence[str]:
-        """Ask which devices the plugin prefers, if it wants to be asked; only the first answer counts."""
+        """Get the preferred devices, if the plugin offers that; only the first container response counts."""
         if not self.options.get_preferred_allocation_available:
             return ()
         prefix = "device plugin GetPreferredAllocation rpc failed with err: "
@@ -230,10 +229,10 @@ class PluginConnection:
 
 @dataclass(eq=False)
 class PluginClients(pb_grpc.RegistrationServicer):
-    """Takes registrations and follows the plugins' streams, in tasks of its own; `close` ends them.
+    """Registers plugins and follows their streams in tasks, which `close` ends.
 
-    ``changed`` is set by everything that may change a capacity, ``registrations`` counts those that were accepted. For
-    ``grace_seconds`` after its stream ended a resource is still shown.
+    ``changed`` is set whenever a capacity may have changed. ``registrations`` counts accepted registrations. A resource
+    stays in the node's capacity for ``grace_seconds`` after its stream ended.
     """
 
     directory: Path
@@ -253,9 +252,9 @@ class PluginClients(pb_grpc.RegistrationServicer):
     async def Register(
         self, request: pb.RegisterRequest, context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.Empty]
     ) -> pb.Empty:
-        """Check, dial back, ask for options, answer; the stream is opened beside the answer.
+        """Check the request, dial the plugin, get its options and answer; then open the stream.
 
-        Every refusal has the status UNKNOWN, as Go gives it to a plain error.
+        Refusals have the status UNKNOWN, as plain Go errors do.
         """
         if request.version != VERSION:
             text = f'requested API version "{request.version}" is not supported by kubelet. '
@@ -268,17 +267,17 @@ class PluginClients(pb_grpc.RegistrationServicer):
         return pb.Empty()
 
     async def connect(self, resource: str, socket: Path) -> None:
-        """Dial a plugin and follow it from now on in place of any other that served the resource.
+        """Dial a plugin and follow its stream, in place of any earlier plugin of the resource.
 
         Raises:
-            PluginCallError: an impossible name, or the plugin does not answer.
+            PluginCallError: an invalid name, or the plugin does not answer.
         """
         if not is_extended_resource_name(resource):
             raise PluginCallError(f'the ResourceName "{resource}" is invalid')
         try:
             connection = await PluginConnection.dial(resource, socket, self.dial_seconds)
         except PluginCallError:
-            self._clients.pop(resource, None)  # even that of a live registration beside this one
+            self._clients.pop(resource, None)  # even if it is the client of another, live plugin
             raise
         self._clients[resource] = self.endpoints[resource] = connection
         self._open.add(connection)
@@ -288,7 +287,7 @@ class PluginClients(pb_grpc.RegistrationServicer):
         self.registrations[resource] += 1
 
     async def register(self, info: watcher_pb.PluginInfo, socket: Path) -> None:
-        """See `PluginHandler`: a plugin that the plugin watcher has found."""
+        """See `PluginHandler`."""
         if VERSION not in info.supported_versions:
             raise PluginCallError(f"manager for {info.name} does not support any of {list(info.supported_versions)}")
         await self.connect(info.name, Path(info.endpoint) if info.endpoint else socket)
@@ -298,7 +297,7 @@ class PluginClients(pb_grpc.RegistrationServicer):
         await self.disconnect(name)
 
     async def disconnect(self, resource: str) -> None:
-        """Drop the client that is found under the name now: its devices stay, as unhealthy ones, for the grace."""
+        """Disconnect the current client of this name. Its devices stay, unhealthy, for the grace period."""
         connection = self._clients.pop(resource, None)
         if connection is None:
             return
@@ -310,7 +309,7 @@ class PluginClients(pb_grpc.RegistrationServicer):
         await connection.close()
 
     async def close(self) -> None:
-        """End every stream and connection, as a kubelet does that ends."""
+        """End every stream and connection."""
         for follower in self._followers:
             follower.cancel()
         await asyncio.gather(*self._followers, return_exceptions=True)
@@ -323,7 +322,7 @@ class PluginClients(pb_grpc.RegistrationServicer):
         return await self.endpoints[selection.resource].preferred(selection)
 
     async def allocate(self, resource: str, ids: Sequence[str]) -> bytes:
-        """See `Plugins`; the endpoint may be another than the one that was asked for a preference."""
+        """See `Plugins`. The plugin may have changed since `preferred`."""
         answer = await self.endpoints[resource].allocate(ids)
         if not answer.container_responses:
             # The ids stay reserved until another pod with devices is removed.
@@ -331,7 +330,7 @@ class PluginClients(pb_grpc.RegistrationServicer):
         return answer.container_responses[0].SerializeToString()
 
     def capacity(self, resource: str) -> ResourceCapacity:
-        """What the next node status would show of a resource."""
+        """The resource in the next node status."""
         endpoint = self.endpoints.get(resource)
         stopped_at = endpoint.stopped_at if endpoint is not None else None
         if stopped_at is not None and asyncio.get_running_loop().time() - stopped_at > self.grace_seconds:
@@ -355,7 +354,7 @@ class PluginClients(pb_grpc.RegistrationServicer):
 
 
 async def worded(call: Awaitable[_Answer], prefix: str = "", failure: type[Exception] = PluginCallError) -> _Answer:
-    """The answer of a plugin or driver; a call that fails raises ``failure``, with Go's words after ``prefix``."""
+    """The answer of a plugin or driver. If the call fails, raise ``failure`` with ``prefix`` and Go's error text."""
     try:
         return await call
     except grpc.aio.AioRpcError as error:
@@ -369,7 +368,7 @@ async def worded(call: Awaitable[_Answer], prefix: str = "", failure: type[Excep
 
 
 def _raise_own_cancellation() -> None:
-    """Raise if our own task is cancelled: a call that ends because its channel was closed looks the same."""
+    """Raise if our own task is cancelled. A call whose channel was closed looks the same."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError

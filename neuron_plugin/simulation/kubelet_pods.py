@@ -1,9 +1,8 @@
-"""Pods as the simulated kubelet takes them, what their containers receive, their cgroups, and PodResources.
+"""The simulated kubelet's pods: what containers receive, their cgroups, and the PodResources API.
 
-Only what device allocation looks at: names, the UID, and how many of which resource each container asks for. CDI
-devices are added as the Container Device Interface's own library does it, which containerd and CRI-O use: it reads
-every file of the directory again at each container. PodResources is true to the kubelet's shape, not only to its
-contents: one entry for each id, no plain init containers, no UID, and a ``List`` that frees devices.
+A pod has only what device allocation reads. CDI devices are resolved as by the CDI library of containerd and CRI-O,
+which reads the directory again for each container. PodResources has the kubelet's quirks: one entry per device id, no
+plain init containers, no UID, and a ``List`` that frees devices.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.simulation.kubelet_device_manager import DeviceEntry, DeviceManager
 
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
 
@@ -37,14 +34,14 @@ _Response = TypeVar("_Response")
 
 
 class UnresolvableError(Exception):
-    """CDI devices that no file describes: the container is not created. The text is the runtime's."""
+    """No file describes a CDI device, and the container is not created. The text is the runtime's."""
 
 
 def resolve(directory: Path, names: Iterable[str]) -> tuple[tuple[DeviceNode, ...], dict[str, str]]:
-    """The nodes and variables of CDI devices, in order; of two with the same path or name the last one holds.
+    """The device nodes and variables of CDI devices. The last of two with the same path or name wins.
 
     Raises:
-        UnresolvableError: some names are not described.
+        UnresolvableError: no file describes one of the names.
     """
     known = dict(_described(directory))
     names = tuple(names)
@@ -61,7 +58,7 @@ def resolve(directory: Path, names: Iterable[str]) -> tuple[tuple[DeviceNode, ..
 
 
 def _described(directory: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The devices of all files by full name. A file that describes one name twice is invalid as a whole."""
+    """All described devices by full name. A file that describes a name twice is ignored."""
     for path in sorted(directory.glob("*.json")):
         try:
             spec = msgspec.json.decode(path.read_bytes())
@@ -77,9 +74,9 @@ def _described(directory: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 @dataclass(frozen=True, slots=True)
 class KubeletContainer:
-    """One container, its limits of extended resources, and the claims of the pod that it uses.
+    """A container: its extended-resource limits, and the claims it uses.
 
-    A use is the pod's name for a claim and one of its requests, which is empty for all of them.
+    ``claims`` are pairs of the pod's name for a claim and a request; an empty request means all of them.
     """
 
     name: str
@@ -90,9 +87,9 @@ class KubeletContainer:
 
 @dataclass(frozen=True, slots=True)
 class KubeletPod:
-    """One pod; ``containers`` in spec order, init containers and sidecars first, as they are admitted.
+    """A pod. ``containers`` are in the order of admission: init containers and sidecars first.
 
-    ``claims`` are the names of its ResourceClaims, by its own names for them.
+    ``claims`` maps the pod's names for its claims to the names of ResourceClaims.
     """
 
     uid: str
@@ -108,11 +105,10 @@ class KubeletPod:
 
 @dataclass(frozen=True, slots=True)
 class AdmittedContainer:
-    """What one container received at its last start.
+    """What a container received at its last start, or in ``waiting`` why it did not start.
 
-    ``ids`` are the device ids of each resource, in numeric order. Where two resources answered the same key, one of
-    the two is here, drawn at each start, as on a kubelet. ``waiting`` is the text of a failed start; the container has
-    then not started.
+    ``ids`` are the device ids by resource, in numeric order. If two resources set the same key, one value is drawn at
+    each start, as by a kubelet.
     """
 
     name: str
@@ -126,7 +122,7 @@ class AdmittedContainer:
 
 @dataclass(frozen=True, slots=True)
 class AdmittedPod:
-    """A pod that the kubelet admitted, and what its containers received, in spec order."""
+    """An admitted pod, and what its containers received, in spec order."""
 
     pod: KubeletPod
     containers: tuple[AdmittedContainer, ...]
@@ -137,11 +133,11 @@ class AdmittedPod:
 
 
 class PodGoneError(Exception):
-    """A pod was deleted while it waited for its claims to be prepared."""
+    """The pod was deleted, or the kubelet stopped, before the pod was admitted. A restarted kubelet admits it again."""
 
 
 class PodRejectedError(Exception):
-    """The kubelet failed the pod, for good; the text is the message of the pod's status."""
+    """The kubelet failed the pod for good. The text is the message in the pod's status."""
 
     reason = "UnexpectedAdmissionError"
 
@@ -151,37 +147,28 @@ class PodRejectedError(Exception):
 
 
 def received(container: KubeletContainer, allocations: Sequence[DeviceEntry], waiting: str | None) -> AdmittedContainer:
-    """What a container receives from its ``allocations``; of two answers with one key the first wins.
-
-    The kubelet draws the order at each start, so two resources of one container that set the same variable differently
-    give it a value that flips (``dm/pod_devices.go``).
-    """
-    answers = [ContainerAllocateResponse.FromString(allocation.response) for allocation in allocations]
-    nodes = (
-        DeviceNode(device.host_path, device.container_path, device.permissions) for a in answers for device in a.devices
-    )
+    """What a container receives from its ``allocations``. The first answer to set a key wins (``pod_devices.go``)."""
+    envs: dict[str, str] = {}
+    nodes: dict[str, DeviceNode] = {}
+    cdi_devices: dict[str, None] = {}
+    for allocation in allocations:
+        answer = ContainerAllocateResponse.FromString(allocation.response)
+        for name, value in answer.envs.items():
+            envs.setdefault(name, value)
+        for device in answer.devices:
+            node = DeviceNode(device.host_path, device.container_path, device.permissions)
+            nodes.setdefault(node.container_path, node)
+        cdi_devices |= dict.fromkeys(device.name for device in answer.cdi_devices)
+    ids = {allocation.resource: tuple(in_numeric_order(allocation.ids)) for allocation in allocations}
     return AdmittedContainer(
-        name=container.name,
-        kind=container.kind,
-        ids={allocation.resource: tuple(in_numeric_order(allocation.ids)) for allocation in allocations},
-        envs=_first_wins(item for answer in answers for item in answer.envs.items()),
-        devices=tuple(_first_wins((node.container_path, node) for node in nodes).values()),
-        cdi_devices=tuple(dict.fromkeys(device.name for answer in answers for device in answer.cdi_devices)),
-        waiting=waiting,
+        container.name, container.kind, ids, envs, tuple(nodes.values()), tuple(cdi_devices), waiting
     )
-
-
-def _first_wins(items: Iterable[tuple[_Key, _Value]]) -> dict[_Key, _Value]:
-    merged: dict[_Key, _Value] = {}
-    for key, value in items:
-        merged.setdefault(key, value)
-    return merged
 
 
 class SimulatedCgroups:
-    """A directory like ``/sys/fs/cgroup`` (version 2, named by systemd), with a slice for each pod that has processes.
+    """A directory like ``/sys/fs/cgroup`` (version 2, systemd names), with a slice for each pod that has processes.
 
-    The process of the pod's sandbox keeps a slice populated between the starts of containers.
+    The sandbox process keeps the slice populated while containers restart.
     """
 
     def __init__(self, root: Path) -> None:
@@ -191,7 +178,7 @@ class SimulatedCgroups:
             (directory / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
 
     def path(self, pod: KubeletPod) -> Path:
-        """The slice of a pod; its QoS class is a level of its own, here always that of a pod without CPU and memory."""
+        """The pod's slice. All pods are of QoS class BestEffort here."""
         name = f"kubepods-besteffort-pod{pod.uid.replace('-', '_')}.slice"
         return self.root / "kubepods.slice" / "kubepods-besteffort.slice" / name
 
@@ -201,13 +188,13 @@ class SimulatedCgroups:
         self._write_events(pod, 1)
 
     def remove(self, pod: KubeletPod) -> None:
-        """The processes of the pod have ended, and the kubelet removes its slice."""
+        """The pod's processes have ended, and the kubelet removes the slice."""
         with contextlib.suppress(FileNotFoundError):
             self._write_events(pod, 0)
             shutil.rmtree(self.path(pod))
 
     def _write_events(self, pod: KubeletPod, populated: int) -> None:
-        """In place and in one write, as the kernel changes this file: a reader never sees a part of it."""
+        """Write in place and at once, like the kernel: a reader never sees half a file."""
         events = os.open(self.path(pod) / "cgroup.events", os.O_WRONLY | (os.O_CREAT if populated else 0), 0o644)
         try:
             os.write(events, f"populated {populated}\nfrozen 0\n".encode())
@@ -219,9 +206,9 @@ class SimulatedCgroups:
 
 
 class RateLimit:
-    """A token bucket: ``per_second`` calls, ``burst`` at once; zero per second is no limit."""
+    """A token bucket of the kubelet's size: ``per_second`` calls, ``burst`` at once."""
 
-    def __init__(self, per_second: float, burst: int = 10) -> None:
+    def __init__(self, per_second: float = 100.0, burst: int = 10) -> None:
         self._per_second = per_second
         self._burst = burst
         self._tokens = float(burst)
@@ -231,7 +218,7 @@ class RateLimit:
         """Take a token, if there is one."""
         self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._per_second)
         self._filled_at = now
-        if self._per_second and self._tokens < 1:
+        if self._tokens < 1:
             return False
         self._tokens -= 1
         return True
@@ -239,22 +226,22 @@ class RateLimit:
 
 @dataclass(eq=False)
 class PodResourcesService(pb_grpc.PodResourcesListerServicer):
-    """What ``devices`` records of the ``pods``, which are by UID, without those that are ``unknown``.
+    """Serves the allocations in ``devices`` of ``pods`` (by UID), except pods that are ``unknown``.
 
-    There is one rate limit for all clients. Errors of the kubelet's own have the status UNKNOWN.
+    All clients share one rate limit. The kubelet's own errors have the status UNKNOWN.
     """
 
     devices: DeviceManager
     pods: Mapping[str, KubeletPod]
     unknown: Collection[str] = ()
-    limit: RateLimit = field(default_factory=lambda: RateLimit(0, 1))
+    limit: RateLimit = field(default_factory=RateLimit)
 
     async def List(
         self,
         request: pb.ListPodResourcesRequest,
         context: grpc.aio.ServicerContext[pb.ListPodResourcesRequest, pb.ListPodResourcesResponse],
     ) -> pb.ListPodResourcesResponse:
-        """Every active pod; forgets what ended pods had, which may lose a reservation under way."""
+        """Every active pod. Forgets ended pods, which can lose the reservation of a running Allocate."""
         await self._admit(context)
         self.devices.forget_pods(self.pods.keys())
         return pb.ListPodResourcesResponse(pod_resources=[self._pod(pod) for pod in self._active()])

@@ -1,9 +1,8 @@
-"""What the simulated kubelet of a node does between the API server and its pods.
+"""How the simulated kubelet syncs the pods of its node with the API server.
 
-It admits pods that are bound to the node, starts their containers, ends pods that are deleted, and says all that in
-their status: one pass for each pod (syncPod), again and again. Containers run on while the kubelet is down. What one
-does once it has started is the `Runtime`'s; without one it runs until it is ended. Sources: ``pkg/kubelet/kubelet.go``
-(SyncPod) and ``kubelet_pods.go`` (the phase) of 1.36.2.
+Each sync of a pod admits it, starts its containers, or ends it if it is deleted, and writes its status. Containers keep
+running while the kubelet is down. A `Runtime` says how long a container runs; without one it runs until it is killed.
+Sources: ``pkg/kubelet/kubelet.go`` (SyncPod) and ``kubelet_pods.go`` (the phase) of 1.36.2.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from neuron_plugin.cluster.pods import neuron_pod
 from neuron_plugin.simulation.api_server import SimulatedApiServer
 from neuron_plugin.simulation.api_server_kinds import PODS, AnyJson, Refusal
 from neuron_plugin.simulation.api_server_rules import now_text
-from neuron_plugin.simulation.kubelet import KubeletStoppedError, SimulatedKubelet
+from neuron_plugin.simulation.kubelet import SimulatedKubelet
 from neuron_plugin.simulation.kubelet_dra import NotPreparedError
 from neuron_plugin.simulation.kubelet_pods import (
     AdmittedContainer,
@@ -38,26 +37,26 @@ from neuron_plugin.simulation.kubelet_pods import (
 )
 
 MOST_SHOWN = 4
-"""Device nodes of a container that are shown one by one."""
+"""Device nodes listed one by one; of more, the first and the last are."""
 
 
 class ContainerExit(NamedTuple):
-    """How a container ended by itself, and the last of what it had said."""
+    """Exit code and termination message of a container."""
 
     code: int = 0
     said: str = ""
 
 
 class Runtime(Protocol):
-    """What containers do."""
+    """Runs containers."""
 
     async def run(self, pod: AnyJson, container: str) -> ContainerExit:
-        """Run a container that has started until it ends by itself. Cancelled, it is killed."""
+        """Run a started container until it exits. Cancelling the call kills the container."""
 
 
 @dataclass(eq=False)
 class _Worker:
-    """A pod from its binding to its end. ``starts`` counts the starts of each container, ``exits`` are their ends."""
+    """A pod from its binding to its end. ``exits`` are the final exits of its containers."""
 
     manifest: AnyJson
     pod: KubeletPod
@@ -68,7 +67,7 @@ class _Worker:
     runs: dict[str, asyncio.Task[ContainerExit]] = field(default_factory=dict)
     exits: dict[str, ContainerExit] = field(default_factory=dict)
     compute: AnyJson = field(default_factory=dict)
-    """What its first container has of CPU and memory."""
+    """CPU and memory of its first container."""
     not_resized: str = ""
     since: str = field(default_factory=now_text)
     shown: AnyJson = field(default_factory=dict)
@@ -81,7 +80,7 @@ class _Worker:
 
     @property
     def phase(self) -> str:
-        """By its app containers: those that have ended for good, else those that have started."""
+        """The pod's phase: whether all app containers have exited for good, else whether all have started."""
         apps = [container.name for container in self.pod.containers if container.kind is ContainerKind.APP]
         if apps and all(name in self.exits for name in apps):
             return "Failed" if any(self.exits[name].code for name in apps) else "Succeeded"
@@ -89,7 +88,7 @@ class _Worker:
 
 
 class PodSync:
-    """The pods of one node; ``say`` is given a line for what happens to each."""
+    """The pods of one node. ``say`` gets a line for each change of a pod."""
 
     def __init__(self, api: SimulatedApiServer, kubelet: SimulatedKubelet, *, runtime: Runtime | None = None) -> None:
         self.say: Callable[[str], None] = lambda _: None
@@ -100,7 +99,7 @@ class PodSync:
         self._up = True
 
     def look(self, manifests: Iterable[AnyJson]) -> None:
-        """See all pods of this node as they are, and begin a pass for each that is not under way."""
+        """Take the node's current pods, and start a sync of each pod that is not being synced."""
         if not self._up:
             return
         pods = {manifest["metadata"]["uid"]: manifest for manifest in manifests}
@@ -114,12 +113,12 @@ class PodSync:
             if worker.task is None or worker.task.done():
                 worker.task = asyncio.create_task(self._pass(worker), name=f"pod {worker.pod.name}")
             elif worker.terminating and self._kubelet.has(uid):
-                self._kubelet.finish(uid)  # it does not wait for its claims any more
+                self._kubelet.finish(uid)  # stop waiting for its claims
             elif why := self._kubelet.waiting.get(uid):
                 self._tell(worker, why)
 
     async def stop(self) -> None:
-        """The kubelet ends; containers run on."""
+        """Stop the kubelet; containers keep running."""
         self._up = False
         await self._kubelet.stop()
         tasks = [worker.task for worker in self._workers.values() if worker.task]
@@ -128,7 +127,7 @@ class PodSync:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def start(self) -> None:
-        """The kubelet starts again, and admits the pods that are still there once more."""
+        """Start the kubelet again. It admits the remaining pods once more."""
         pods = {manifest["metadata"]["uid"]: manifest for manifest in self._api.objects(PODS)}
         for uid, worker in list(self._workers.items()):
             if uid not in pods:
@@ -136,12 +135,12 @@ class PodSync:
             elif "deletionTimestamp" in pods[uid]["metadata"] and self._kubelet.has(uid):
                 self._kubelet.finish(uid)
             self._notice_exits(worker)
-            worker.shown = {}  # others have written while it was away
+            worker.shown = {}  # others may have written the status meanwhile
         await self._kubelet.start()
         self._up = True
 
     async def lose_containers(self) -> None:
-        """The machine is off; its kubelet has stopped. What is there at its next start is admitted and started anew."""
+        """The machine is off. The kubelet will admit and start the remaining pods from the beginning."""
         self._kubelet.lose_containers()
         for worker in self._workers.values():
             await _kill(worker)
@@ -150,30 +149,30 @@ class PodSync:
             worker.admitted, worker.said = False, ""
 
     async def close(self) -> None:
-        """End the kubelet and all containers."""
+        """Stop the kubelet and kill all containers."""
         await self.stop()
         await asyncio.gather(*(_kill(worker) for worker in self._workers.values()))
 
     async def admit(self, manifest: AnyJson) -> AdmittedPod:
-        """Make one pass for a pod that was bound to this node, and return what its containers received.
+        """Sync a pod bound to this node once, and return what its containers received.
 
         Raises:
-            PodRejectedError: the kubelet failed the pod, as its phase then says.
+            PodRejectedError: the kubelet failed the pod.
         """
         worker = self._known(manifest)
         await self._sync(worker)
         return AdmittedPod(worker.pod, tuple(worker.started.values()))
 
     async def end(self, manifest: AnyJson) -> None:
-        """Let a pod's containers end, and delete it.
+        """End a pod's containers, and delete the pod.
 
         Raises:
-            NotPreparedError: its claims cannot be given up, and the pod stays Terminating.
+            NotPreparedError: its claims cannot be unprepared, and the pod stays Terminating.
         """
         await self._end(self._known(manifest))
 
     def log(self, namespace: str, name: str, container: str) -> str | None:
-        """What a container would print that lists its Neuron variables and device nodes; None if it has not run."""
+        """A container's log: its variables and device nodes; None if it has not run."""
         for worker in self._workers.values():
             if (worker.pod.namespace, worker.pod.name) == (namespace, name):
                 started = worker.started.get(container or worker.pod.containers[-1].name)
@@ -182,10 +181,10 @@ class PodSync:
                     return "\n".join([*env, *(node.container_path for node in started.devices), "READY", ""])
         return None
 
-    # One pass.
+    # One sync.
 
     def _known(self, manifest: AnyJson) -> _Worker:
-        """The worker of a pod as it is now."""
+        """The pod's worker, with the current manifest."""
         uid = manifest["metadata"]["uid"]
         if uid not in self._workers:
             pod = kubelet_pod(POD_RECORDS.decode(msgspec.json.encode(manifest)))
@@ -204,13 +203,13 @@ class PodSync:
             return  # as its status says
         except NotPreparedError as error:
             self._tell(worker, f"its claims are not given up yet: {error}")
-        except (PodGoneError, KubeletStoppedError, Refusal):
-            return  # deleted, changed or cut off since it was seen: the next pass sees that
-        except (AttributeError, KeyError, TypeError, ValueError) as error:  # whatever a client made of one pod
+        except (PodGoneError, Refusal):
+            return  # deleted or changed meanwhile: the next sync sees that
+        except (AttributeError, KeyError, TypeError, ValueError) as error:  # a malformed pod must not stop the others
             self._tell(worker, f"cannot be handled: {error!r}")
 
     async def _sync(self, worker: _Worker) -> None:
-        """Bring a pod to where its object says it is to be, as far as that is possible now.
+        """Bring a pod to its desired state, as far as that is possible now.
 
         Raises:
             PodRejectedError: the kubelet failed the pod.
@@ -234,7 +233,7 @@ class PodSync:
             self._report(worker)
 
     def _note(self, worker: _Worker, container: AdmittedContainer) -> None:
-        """A container has been started, or could not be."""
+        """Record that a container was started, or could not be."""
         name = container.name
         worker.started[name] = container
         if container.waiting is not None:
@@ -249,7 +248,7 @@ class PodSync:
         self._tell(worker, f"{name} receives {' '.join([*shown, *env]) or 'no device'}")
 
     def _notice_exits(self, worker: _Worker) -> None:
-        """Containers that have ended are started again, unless the pod says that they are not."""
+        """Let exited containers start again, or record their exit, as the restart policy says."""
         policy = worker.manifest["spec"].get("restartPolicy")
         for name in [name for name, run in worker.runs.items() if run.done()]:
             end = worker.runs.pop(name).result()
@@ -260,7 +259,7 @@ class PodSync:
                 worker.exits[name] = end
 
     async def _resize(self, worker: _Worker) -> None:
-        """Admit a pod again whose CPU or memory was changed."""
+        """Admit the pod again if its CPU or memory has changed."""
         wanted = _compute(worker.manifest)
         if wanted == worker.compute:
             worker.not_resized = ""
@@ -273,15 +272,11 @@ class PodSync:
             worker.compute, worker.not_resized = wanted, ""
 
     async def _end(self, worker: _Worker) -> None:
-        """A pod's containers end, its claims are given up, and its object is deleted.
-
-        Raises:
-            NotPreparedError: its claims cannot be given up, and the pod stays Terminating.
-        """
+        """See `end`."""
         uid, name, namespace = worker.pod.uid, worker.pod.name, worker.pod.namespace
         await _kill(worker)
         self._kubelet.end_processes(worker.pod)
-        await self._kubelet.unprepare(worker.pod)  # while the pod is active: it is given up once (kubernetes#140212)
+        await self._kubelet.unprepare(worker.pod)  # while the pod is active, so only once (kubernetes#140212)
         if self._kubelet.has(uid):
             self._kubelet.finish(uid)
         self._workers.pop(uid, None)
@@ -291,9 +286,9 @@ class PodSync:
         self._api.delete_pod(namespace, name, grace_seconds=0)
 
     def _lose(self, worker: _Worker) -> None:
-        """A pod is gone without an end: deleted by force. Its processes run on for a while.
+        """The pod was deleted by force. Its processes run for a while.
 
-        One that is being admitted is, first: a kubelet sees the end of a pod after its admission.
+        A kubelet that is admitting the pod finishes the admission first.
         """
         if self._kubelet.has(worker.pod.uid):
             self._kubelet.remove_while_running(worker.pod.uid)
@@ -304,16 +299,16 @@ class PodSync:
             asyncio.get_running_loop().call_later(self._kubelet.termination_seconds, run.cancel)
         self._tell(worker, "deleted")
 
-    # What is said.
+    # Output.
 
     def _tell(self, worker: _Worker, text: str) -> None:
-        """A line about a pod, if it was not the last one."""
+        """Say a line about a pod, unless it repeats the last one."""
         if worker.said != text:
             worker.said = text
             self.say(f"pod {worker.pod.namespace}/{worker.pod.name}: {text}")
 
     def _report(self, worker: _Worker) -> None:
-        """Write the status of a pod, if it has changed."""
+        """Write the pod's status if it has changed."""
         if rejection := self._kubelet.rejections.get(worker.pod.uid):
             self._tell(worker, str(rejection))
         phase = "Failed" if rejection else worker.phase
@@ -368,14 +363,14 @@ async def _kill(worker: _Worker) -> None:
 
 
 def _compute(manifest: AnyJson) -> AnyJson:
-    """What the first container of a pod asks for of CPU and memory."""
+    """CPU and memory requests of the pod's first container."""
     first: AnyJson = next(iter(manifest["spec"].get("containers") or ()), {})
     requests = (first.get("resources") or {}).get("requests") or {}
     return {name: requests[name] for name in ("cpu", "memory") if name in requests}
 
 
 def kubelet_pod(record: Pod) -> KubeletPod:
-    """A pod as the kubelet takes it."""
+    """The kubelet's view of a pod."""
     resources, claims = set(Resource), neuron_pod(record).claims
     containers = [
         KubeletContainer(

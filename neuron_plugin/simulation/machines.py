@@ -1,9 +1,9 @@
-"""What simulated nodes have besides Neuron, and where they stand in the network: values.
+"""Other resources of simulated nodes besides Neuron, and their network labels.
 
-A node has the CPU, memory and EFA of its instance type, huge pages where EKS's image reserves them (with EFA), and
-room on its disk. Trainium instances have labels of their place in the network as cloud-controller-manager writes them:
-layer 1 is the broadest, the highest number the leaf. Eight nodes of a family share a leaf, and four of a trn2u an
-UltraServer. Sources: EC2's tables of instance types; ``pkg/providers/v1/topology.go`` of cloud-provider-aws (2026-07).
+A node has its instance type's CPU, memory and EFA, some disk, and with EFA also huge pages, as in EKS's image. Trainium
+nodes have the network labels that cloud-controller-manager writes: layer 1 is the broadest, the highest number the
+leaf. Eight nodes of a family share a leaf, and four trn2u nodes share an UltraServer. Sources: EC2's instance type
+tables; ``pkg/providers/v1/topology.go`` of cloud-provider-aws (2026-07).
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from dataclasses import dataclass
 CPU_NODE = "cpu"
 """The type of nodes without Neuron."""
 MOST_PLUGINS = 16
-"""Nodes that run the real plugin where nothing is said: each takes some 70 MB of memory and 2 s of CPU at its start."""
+"""Nodes with a real plugin by default. Each takes some 70 MB of memory, and 2 s of CPU to start."""
 LEAF_NODES = 8
-"""Nodes of a family that share a leaf of the network."""
+"""Nodes of a family on one leaf of the network."""
 ULTRASERVER_NODES = 4
-"""Of a trn2u."""
+"""Trn2u nodes in an UltraServer."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineParts:
-    """An instance type besides its Neuron devices; ``layers`` of the network are told of it."""
+    """Other parts of an instance type than Neuron devices. ``layers`` is the number of its network labels."""
 
     cpus: int
     memory_gib: int
@@ -50,25 +50,25 @@ _MACHINES: Mapping[str, MachineParts] = {
     "trn2.3xlarge": MachineParts(12, 128, efa=1, layers=4),
 }
 NODE_FAULTS = {"kubelet": ("restart", "stop", "start"), "machine": ("reboot", "lost", "back")}
-"""What can befall a whole node."""
+"""Faults of a whole node."""
 NODE_FAULTS_PATH = "/playground/nodes/"
-"""Where that is asked for, followed by the node's name, what it befalls, and the deed."""
+"""The URL path of these faults, followed by node, part and change."""
 CHECK_CLAIM = "neuron-plugin-preflight"
-"""The template of the claims that pre-flight checks have, where devices are given by claims."""
+"""The claim template of pre-flight checks, in mode dra."""
 _CPU_INSTANCE = "m7i.8xlarge"
 _ZONE_NODES = 256
 _LAYER_NODES = {3: (_ZONE_NODES, 32, LEAF_NODES), 4: (_ZONE_NODES, 64, 16, LEAF_NODES)}
-"""Nodes of a family in one domain of each layer, by how many layers there are."""
+"""Nodes of a family in a domain of each layer, by the number of layers."""
 
 
 def machine_of(instance_type: str) -> MachineParts:
-    """What is known of a type, else what is usual for its kind."""
+    """The parts of a type; of an unknown type, usual ones."""
     newer = instance_type.startswith(("trn2", "trn3"))
     return _MACHINES.get(instance_type, _TRN2 if newer else _USUAL)
 
 
 def resources_of(instance_type: str) -> dict[str, str]:
-    """What the kubelet of a node of this type says that it has besides Neuron."""
+    """A node's resources besides Neuron."""
     machine = machine_of(instance_type)
     huge = {"hugepages-2Mi": "10256Mi", "vpc.amazonaws.com/efa": str(machine.efa)} if machine.efa else {}
     plain = {"cpu": str(machine.cpus), "memory": f"{machine.memory_gib}Gi", "ephemeral-storage": "200Gi", "pods": "247"}
@@ -82,11 +82,11 @@ _OLD_LABELS = {
     "failure-domain.beta.kubernetes.io/region": "topology.kubernetes.io/region",
     "failure-domain.beta.kubernetes.io/zone": "topology.kubernetes.io/zone",
 }
-"""Names of before 1.17, which nodes still have and manifests still select."""
+"""Label names from before 1.17, which nodes still have."""
 
 
 def labels_of(name: str, instance_type: str, place: int) -> dict[str, str]:
-    """The labels that kubelet and cloud-controller-manager write on the ``place``-th node of its family, from 0."""
+    """The labels by kubelet and cloud-controller-manager of the ``place``-th node of a family, from 0."""
     zone = "abcdef"[place // _ZONE_NODES % 6]
     family, layers = instance_type.partition(".")[0], machine_of(instance_type).layers
     network = {
@@ -107,7 +107,7 @@ def labels_of(name: str, instance_type: str, place: int) -> dict[str, str]:
 
 
 def ultraserver_of(instance_type: str, place: int) -> dict[str, str]:
-    """The driver's class attributes of a node in an UltraServer; none for other types."""
+    """The driver's class attributes of a node in an UltraServer; empty for other types."""
     if not re.match(r"trn2\w*u\.", instance_type):
         return {}
     family, sizes = instance_type.partition(".")[0], (2, ULTRASERVER_NODES)

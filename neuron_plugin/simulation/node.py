@@ -1,11 +1,10 @@
 """A machine with Neuron hardware, as a directory: ``sys/``, ``dev/`` and the host's LNC file.
 
-For the demo, tests, planning, and a real kubelet without hardware. What is written has the driver's bytes, names and
-modes, so that everything that reads a real machine reads this one without noticing. Faults are changes of the machine's
-description; readers may scan meanwhile. So files change in the order in which a driver works: a file is made aside and
-renamed into place, a device's directory is made whole before it appears and renamed away before it is emptied. What is
-aside lies in the machine's directory (one file system), outside sys/ and dev/. The description is written last: a
-reader who finds it finds what it says.
+It is used by the demo, tests and planning, and with a real kubelet without hardware. The files have the driver's bytes,
+names and modes, so every reader works as on a real machine. A fault is a change of the machine's description. Readers
+may scan during a change, so files change in the driver's order. A file is written aside and renamed into place, and a
+device's directory appears and disappears as a whole. The directory for this is below the machine's root (same file
+system), outside sys/ and dev/. The description is written last.
 """
 
 from __future__ import annotations
@@ -48,16 +47,16 @@ from neuron_plugin.simulation.node_tree import (
 from neuron_plugin.topology import Catalogue, catalogue
 
 HELD_PERCENT = 60
-"""How busy the cores of a held device are, where nothing else was said."""
+"""How busy the cores of a device in use are by default."""
 HELD_MEMORY = 6 * 2**30
-"""What the cores of a device that a pod has do by themselves, and have allocated each."""
+"""Bytes allocated on each core of a device in use."""
 _ASIDE = ".aside"
 _LOCK = ".lock"
 
 _ERROR_LEVEL = 3
 """LOG_ERR of syslog."""
 _USER_FACILITY = 1 << 3
-"""LOG_USER of syslog: what a process writes into the kernel log."""
+"""LOG_USER of syslog: the facility of lines that a process writes into the kernel log."""
 
 
 def write_node(
@@ -75,15 +74,14 @@ def write_node(
 ) -> SimulatedNode:
     """Write a machine of ``instance_type`` into ``root``, which must be empty or not exist.
 
-    ``driver_version`` is by default the newest that has this product. ``logical_core_size`` (LNC) goes into the
-    host's file, which is not written without. ``missing`` chips never came up. ``char_nodes`` makes real character
-    devices, which takes root and which a real container runtime needs; else plain files take their place.
-    ``usage_counters=False`` leaves out the counters of memory and of the cores' work, which hardly any program but a
-    monitor reads: 100 files for each core, 13 000 on a Trn2. ``work_counters`` leaves those three in that tell how much
-    a core is used, and whether its resets fail. ``ultraserver`` are the driver's class attributes of one.
+    ``driver_version`` defaults to the newest driver of the product. ``logical_core_size`` (LNC) is written into the
+    host's file, if given. ``missing`` chips never came up. ``char_nodes`` makes real character devices instead of plain
+    files; that needs root. ``usage_counters=False`` omits the memory and work counters that only monitors read (100
+    files a core, 13 000 on a Trn2); ``work_counters`` keeps three of them for use and failed resets. ``ultraserver``
+    are the driver's class attributes of an UltraServer.
 
     Raises:
-        SimulationError: an unknown type, a directory in use, or a machine that cannot be.
+        SimulationError: an unknown type, a directory in use, or an impossible machine.
     """
     known = catalogue() if types is None else types
     instance = known.get(instance_type)
@@ -115,13 +113,13 @@ def write_node(
 
 @dataclass(frozen=True, slots=True)
 class SimulatedNode:
-    """A simulated machine in ``root``. It keeps nothing in memory: any process may change it at any time."""
+    """A simulated machine in ``root``. It keeps nothing in memory, so any process can change it at any time."""
 
     root: Path
 
     @classmethod
     def open(cls, root: Path) -> SimulatedNode:
-        """The machine that is already in ``root``.
+        """The machine in ``root``.
 
         Raises:
             SimulationError: there is none.
@@ -131,39 +129,39 @@ class SimulatedNode:
 
     @property
     def paths(self) -> MachinePaths:
-        """Where a reader finds this machine."""
+        """The paths for readers of this machine."""
         return MachinePaths.under(self.root)
 
     @property
     def description(self) -> NodeDescription:
-        """What the machine is, and its faults, at this moment."""
+        """The machine and its faults now."""
         return read_description(self.root)
 
     def set_ecc(
         self, device: int, *, sram: int | None = None, memory: int | None = None, repairable: int | None = None
     ) -> None:
-        """Set counters of uncorrected ECC errors; those not given stay."""
+        """Set counters of uncorrected ECC errors; None leaves a counter as it is."""
         if self.description.generation.device_arch == "NDv1":
             raise SimulationError("Inferentia has no ECC counters in sysfs: take another type")
         given = {"sram_ecc": sram, "memory_ecc": memory, "repairable_ecc": repairable}
         self._change(device, **{name: count for name, count in given.items() if count is not None})
 
     def set_reset(self, device: int, state: ResetState) -> None:
-        """Let a reset run, succeed or fail. The node stays, and there is no uevent."""
+        """Set the reset state. The device node stays, and there is no uevent."""
         self._change(device, reset=int(state))
 
     def set_unhealthy_components(self, device: int, components: Collection[str]) -> None:
-        """Let firmware report broken parts; none: all are well again."""
+        """Let firmware report unhealthy components; an empty collection means none."""
         self._check_has("unhealthy_components", UNHEALTHY_COMPONENTS)
         self._change(device, unhealthy_components=tuple(components))
 
     def set_error_events(self, device: int, count: int) -> None:
-        """Set firmware's counter of hardware error events below ``health_status``."""
+        """Set the firmware's counter of hardware error events."""
         self._check_has("health_status", HEALTH_STATUS)
         self._change(device, error_events=count)
 
     def set_core_errors(self, device: int, core: int, **counts: int) -> None:
-        """Set counters of hardware errors of a physical core, such as ``hw_nc_ue_error``; those not given stay."""
+        """Set hardware error counters of a physical core, such as ``hw_nc_ue_error``."""
         if not self.description.usage_counters:
             raise SimulationError("this node was written without usage counters, which those of errors are among")
         cores = range(self.description.generation.cores_per_device)
@@ -177,19 +175,19 @@ class SimulatedNode:
         self._change(device, core_errors={**errors, core: {**errors.get(core, {}), **counts}})
 
     def set_busy(self, device: int, percent: int | None) -> None:
-        """How much of the time the cores of a device execute from now on; None: as is usual."""
+        """Set how busy the cores of a device are from now on; None: as is usual."""
         self._check_counts_work()
         self._change(device, busy_percent=percent)
 
     def set_reset_failures(self, device: int, count: int) -> None:
-        """Set the counter of failed resets, which the driver keeps for each core of the device."""
+        """Set the counter of failed resets on each core of a device."""
         self._check_counts_work()
         self._change(device, reset_failures=count)
 
     def work(self, seconds: float, held: Collection[int]) -> None:
-        """Let so much time pass for the cores: what pods ``held`` is busy unless it was set otherwise.
+        """Advance the work counters by so much time. Devices ``held`` by pods are busy, except as `set_busy` says.
 
-        Its files alone are changed. They are no part of the description, as the counters of a driver are not.
+        Only the files change: the description does not include these counters.
         """
         with exclusively(self.root):
             there = read_description(self.root)
@@ -203,17 +201,17 @@ class SimulatedNode:
                 for core in range(there.generation.cores_per_device):
                     for name in (TIME_IN_USE, DEVICE_MEMORY):
                         path = directory / work_file(core, name)
-                        with suppress(FileNotFoundError):  # a driver need not have it
+                        with suppress(FileNotFoundError):  # not every driver has it
                             before = int(path.read_text("ascii"))
                             after = before + executed if name == TIME_IN_USE else memory
                             if after != before:
                                 write_entry(self.root, path, File(f"{after}\n"))
 
     def log_kernel_message(self, text: str, *, by_kernel: bool = True) -> None:
-        """Write a record of one line into the kernel log, as the kernel would or as a process may.
+        """Write a line into the kernel log, as the kernel or as a process.
 
         Raises:
-            SimulationError: the machine's directory is not there.
+            SimulationError: there is no kernel log.
         """
         path = self.paths.dev / KMSG
         if not path.is_file():
@@ -224,7 +222,7 @@ class SimulatedNode:
             log.write(f"{priority},{sequence},{microseconds},-;{' '.join(text.split())}\n".encode())
 
     def remove_device(self, device: int) -> None:
-        """Take a device away, with its node, as when its PCI function is removed."""
+        """Remove a device and its node, as if its PCI function were removed."""
         self._change(device, loaded=False)
 
     def restore_device(self, device: int) -> None:
@@ -240,28 +238,28 @@ class SimulatedNode:
         self._change(device, node=True)
 
     def set_attribute(self, device: int, name: str, text: str | None) -> None:
-        """Let one sysfs attribute (a path below the device) read ``text``, or not be there, as while it is made."""
+        """Let a sysfs attribute (a path below the device) read ``text``; None removes the file."""
         self._override(device, name, {name: text})
 
     def restore_attribute(self, device: int, name: str) -> None:
-        """Let one sysfs attribute read as it should."""
+        """Restore a sysfs attribute."""
         self._override(device, name, {})
 
     def unload_driver(self) -> None:
-        """Take the module away: no class directory, no nodes."""
+        """Unload the driver: no class directory and no device nodes."""
         self._change(driver_loaded=False)
 
     def load_driver(self) -> None:
-        """Load the module again; the devices come back with the counters they had."""
+        """Load the driver again. The devices keep their counters."""
         self._change(driver_loaded=True)
 
     def reboot(self) -> None:
-        """Start the machine again: devices that came up at its start are back and well, and the kernel log is empty."""
+        """Reboot: all devices except missing ones are back and healthy, and the kernel log is empty."""
         self._change(devices={}, driver_loaded=True)
         (self.paths.dev / KMSG).write_bytes(b"")
 
     def set_logical_core_size(self, size: int | None) -> None:
-        """Change LNC in the host's file; None removes the file."""
+        """Set LNC in the host's file; None removes the file."""
         self._change(logical_core_size=size)
 
     def _override(self, device: int, name: str, override: dict[str, str | None]) -> None:
@@ -284,7 +282,7 @@ class SimulatedNode:
             )
 
     def _change(self, device: int | None = None, **fields: object) -> None:
-        """Change fields of one device, or of the machine."""
+        """Change fields of a device or of the machine."""
         with exclusively(self.root):
             before = read_description(self.root)
             if device is not None:
@@ -304,7 +302,7 @@ def read_description(root: Path) -> NodeDescription:
     """The description of the machine in ``root``.
 
     Raises:
-        SimulationError: there is none, or it is not one of ours.
+        SimulationError: there is none, or it cannot be read.
     """
     path = root / DESCRIPTION_FILE
     try:
@@ -317,16 +315,16 @@ def read_description(root: Path) -> NodeDescription:
 
 @contextmanager
 def exclusively(root: Path) -> Iterator[None]:
-    """Hold the machine in ``root`` against other processes that change it."""
+    """Lock the machine in ``root`` against changes by other processes."""
     with (root / _LOCK).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # released with the file; held for as long as a tree takes to write
         yield
 
 
 def change(root: Path, before: Mapping[Path, Entry], after: Mapping[Path, Entry]) -> None:
-    """Turn one table into another: what goes backwards, then what is new or differs in its order.
+    """Change the files from one table to another: removals in reverse order, then new and changed entries in order.
 
-    Made again, it completes a change that was cut short: the description is the last entry.
+    A repeated call completes an interrupted one, because the description is the last entry.
     """
     for path in reversed([*before]):
         if path not in after:
@@ -344,7 +342,7 @@ def change(root: Path, before: Mapping[Path, Entry], after: Mapping[Path, Entry]
 
 
 def write_entry(root: Path, path: Path, entry: Entry) -> None:
-    """Make an entry appear at ``path``, whole, whatever was there. A character device takes root (CAP_MKNOD)."""
+    """Put an entry at ``path`` in one step. A character device needs root (CAP_MKNOD)."""
     if isinstance(entry, Directory):
         remove(root, path)
     aside = _aside(root)
@@ -368,14 +366,14 @@ def write_entry(root: Path, path: Path, entry: Entry) -> None:
 
 
 def remove(root: Path, path: Path) -> None:
-    """Make ``path``, a file or a directory, disappear at once. What is not there is fine."""
+    """Remove a file or directory in one step, if it exists."""
     with suppress(FileNotFoundError):
         path.rename(_aside(root))
         _aside(root)
 
 
 def _aside(root: Path) -> Path:
-    """A free place; only the holder of the machine's lock uses it."""
+    """An unused path outside sys/ and dev/. Only the holder of the machine's lock uses it."""
     directory = root / _ASIDE
     directory.mkdir(exist_ok=True)
     path = directory / "next"
@@ -390,6 +388,6 @@ def _create(path: Path, file: File) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.write(descriptor, file.text.encode())
-        os.fchmod(descriptor, file.mode)  # the umask has no say in sysfs
+        os.fchmod(descriptor, file.mode)  # sysfs ignores the umask
     finally:
         os.close(descriptor)

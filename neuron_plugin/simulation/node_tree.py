@@ -1,11 +1,9 @@
-"""What a simulated machine is, which faults it has, and every file that the driver makes for it: values, no I/O.
+"""The description of a simulated machine with its faults, and the files that the driver makes for it. No I/O.
 
-The tree follows from the description alone. So a fault is a change of the description, and the difference of two trees
-is what has to be written. Another process can make a fault without knowing who wrote the machine. Sources: Neuron
-driver 2.24.7 and 2.25.4 (names, formats, modes), SDK documentation to 2.32 for what came later, captures of
-inf1.6xlarge, inf2.24xlarge and trn2.48xlarge. What lies below ``health_status`` is unpublished: a comma-separated line
-is assumed, and a counter named ``hw_error_events``. Left out: ``power/*``, the kernel's own for every device, which
-says nothing about Neuron.
+The files follow from the description alone, so a fault is a change of the description, and any process can make one.
+Sources: Neuron driver 2.24.7 and 2.25.4 (names, formats, modes), SDK documentation to 2.32 for later drivers, and
+captures of inf1.6xlarge, inf2.24xlarge and trn2.48xlarge. The files below ``health_status`` are unpublished: a
+comma-separated line and a counter ``hw_error_events`` are assumed. The kernel's own ``power/*`` files are omitted.
 """
 
 from __future__ import annotations
@@ -33,21 +31,21 @@ NEWEST_DRIVER_FOR_INF1 = "2.24.7.0"
 DESCRIPTION_FILE = "node.json"
 KMSG = "kmsg"
 _MAJOR = 243
-"""Of the device nodes."""
+"""Major number of the device nodes."""
 _WITHOUT_INF1 = (2, 25)
 _WITH_TRN3 = (2, 25, 4)
 
 
 class SimulationError(Exception):
-    """A simulated machine cannot be as asked, or is not there; says what to do."""
+    """A simulated machine is impossible or does not exist. The text says what to do."""
 
 
 class SimulatedDevice(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The state of one device.
+    """The state of a device.
 
-    ``core_errors`` are counts by physical core and the driver's name. ``overrides`` are attributes by path below the
-    device; None: the file is missing. ``busy_percent`` is how much of the time its cores execute; None: as is usual for
-    a device that a pod has, or has not. ``reset_failures`` are counted on each of its cores.
+    ``core_errors`` are counts by physical core and counter name. ``overrides`` are attribute texts by path below the
+    device; None means that the file is missing. ``busy_percent`` None means busy if a pod has the device.
+    ``reset_failures`` are counted on each core.
     """
 
     loaded: bool = True
@@ -65,11 +63,7 @@ class SimulatedDevice(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
 
 
 class NodeDescription(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A simulated machine. ``devices`` holds those that are not as new; ``missing`` chips never came up at boot.
-
-    ``work_counters``: without ``usage_counters`` there still are those few that tell how much a core is used.
-    ``ultraserver`` are class attributes of a machine that is in one.
-    """
+    """A simulated machine. ``devices`` holds the devices with a fault. See `write_node` for the options."""
 
     instance_type: str
     device_name: str
@@ -86,22 +80,22 @@ class NodeDescription(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
 
     @property
     def generation(self) -> Generation:
-        """The product of its devices."""
+        """The generation of its devices."""
         return GENERATIONS[self.device_name]
 
     @property
     def driver(self) -> DriverVersion:
-        """The driver's version, comparable."""
+        """The driver version."""
         return parse_driver_version(self.driver_version)
 
     @property
     def chips(self) -> tuple[int, ...]:
-        """Devices that the machine has."""
+        """Devices that came up at boot."""
         return tuple(device for device in range(self.device_count) if device not in self.missing)
 
     @property
     def in_words(self) -> str:
-        """What devices there are: a machine that misses some has the others under their own numbers."""
+        """A text that names the machine's devices."""
         last = self.device_count - 1
         nominal = f"devices 0 to {last}" if last else "device 0"
         without = f" without {format_ids(self.missing)}" if self.missing else ""
@@ -109,11 +103,11 @@ class NodeDescription(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
 
     @property
     def loaded(self) -> tuple[int, ...]:
-        """Devices that the driver lists now."""
+        """Devices that the driver lists."""
         return tuple(device for device in self.chips if self.driver_loaded and self.device(device).loaded)
 
     def device(self, device: int) -> SimulatedDevice:
-        """State of one device."""
+        """The state of a device."""
         return self.devices.get(device, _AS_NEW)
 
 
@@ -121,7 +115,7 @@ _AS_NEW = SimulatedDevice()
 
 
 def check(description: NodeDescription) -> None:
-    """Refuse what no real machine could be.
+    """Check that a real machine could be like this.
 
     Raises:
         SimulationError: names the value, what was expected and what to do.
@@ -168,20 +162,20 @@ _STATUS = (
     *("execute_sw_sequencer_fatal", "hw_repairable_hbm_ue_error"),
 )
 _SWITCHED_FAMILIES = frozenset({"trn2es", "trn3s", "trn3s-es", "trn3-dev0", "trn3-dev1"})
-"""Types whose devices are linked by a switch (Trn3pds) have other class attributes (driver 2.27.4)."""
+"""Types with a switch between devices (Trn3pds), which have other class attributes (driver 2.27.4)."""
 _OTHER = ("model_load_count", "reset_req_count", "reset_fail_count", "inference_count", "flop_count", "nc_time_in_use")
 _COUNTER = ("total", "present")
 TIME_IN_USE, DEVICE_MEMORY = "other_info/nc_time_in_use", "memory_usage/device_mem"
 RESET_FAILURES = "other_info/reset_fail_count"
 WORK_COUNTERS = (TIME_IN_USE, DEVICE_MEMORY, RESET_FAILURES)
 LIVE_TIME = (2, 30, 2)
-"""An older driver adds a process's time when the process ends (release notes of SDK 2.32)."""
+"""Older drivers add a process's time only when it ends (release notes of SDK 2.32)."""
 _MEMORY_COUNTER = ("total", "present", "peak")
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """Bytes and permissions of one file."""
+    """Content and mode of a file."""
 
     text: str
     mode: int = 0o644
@@ -196,7 +190,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class CharNode:
-    """A character device, which everybody may open."""
+    """A character device of mode 0666."""
 
     major: int
     minor: int
@@ -204,7 +198,7 @@ class CharNode:
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """What appears and goes as a whole; ``links`` are targets by name."""
+    """A directory that appears and disappears as a whole. ``links`` are link targets by name."""
 
     files: Mapping[str, File]
     links: Mapping[str, str]
@@ -214,7 +208,7 @@ Entry: TypeAlias = File | Link | CharNode | Directory
 
 
 def entries(root: Path, description: NodeDescription) -> dict[Path, Entry]:
-    """What lies where in ``root``, in the order in which a driver makes it: the module, a device, then its node."""
+    """All entries below ``root``, in the driver's order: module, device, device node. The description is last."""
     paths, found = MachinePaths.under(root), dict[Path, Entry]()
     class_dir, device_dir = (paths.sysfs / where / "neuron_device" for where in ("class", "devices/virtual"))
     found[paths.sysfs / "devices/virtual/dmi/id/product_name"] = File(description.instance_type + "\n", 0o444)
@@ -240,7 +234,7 @@ def entries(root: Path, description: NodeDescription) -> dict[Path, Entry]:
 
 
 def device_files(description: NodeDescription, device: int) -> dict[str, File]:
-    """Every file of one device by its path below the device's directory."""
+    """The files of a device, by path below its directory."""
     state = description.device(device)
     files = {**_identity(description, device, state), **_hardware(description, state)}
     if description.usage_counters:
@@ -265,12 +259,12 @@ def device_files(description: NodeDescription, device: int) -> dict[str, File]:
 
 
 def work_file(core: int, name: str) -> str:
-    """Where one of ``WORK_COUNTERS`` of a core is, below its device."""
+    """The path of one of ``WORK_COUNTERS`` of a core, below its device."""
     return f"neuron_core{core}/stats/{name}/total"
 
 
 def class_files(description: NodeDescription) -> dict[str, File]:
-    """The plain files beside the devices, which say whether the machine is in an UltraServer."""
+    """The class attributes, which say whether the machine is in an UltraServer."""
     if description.instance_type.partition(".")[0] in _SWITCHED_FAMILIES:
         ids = {"node_id": "-1", "node_cnt": "-1", "reservation_id": "0" * 16}
     else:
@@ -280,7 +274,7 @@ def class_files(description: NodeDescription) -> dict[str, File]:
 
 
 def serial_number(device: int) -> str:
-    """An invented serial number; the same device always has the same one."""
+    """An invented serial number, always the same for a device."""
     return f"00000b1c2d3e{0x4F50 + device:04x}"
 
 
@@ -386,10 +380,10 @@ _TRN2 = (
 
 
 def connected_devices_text(device_name: str, device: int, present: Collection[int], device_count: int) -> str:
-    """What the driver prints for ``device`` while the devices ``present`` are there.
+    """The driver's ``connected_devices`` of a device while the devices ``present`` exist.
 
-    ``device_count`` is how many the machine should have. From Trainium1 on the driver picks its table by how many it
-    counted, so one missing chip leaves every list empty; Inferentia's is read from firmware, neighbour by neighbour.
+    ``device_count`` is the machine's nominal number of devices. From Inferentia2 and Trainium1 on, the driver chooses a
+    table by the number of present devices, so one missing chip empties every list. Inferentia reads firmware.
     """
     east, west, count = device + 1, device - 1, len(present)
     neighbours: tuple[int, ...] = ()

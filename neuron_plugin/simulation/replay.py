@@ -1,9 +1,8 @@
-"""A cluster under arrivals: who is served, who is refused or waits, and what one choice or another costs.
+"""Pods arrive at a cluster on paper: which are served, refused or waiting, under our placement and under AWS's.
 
-Pods are made by chance, from a mix of shapes, or read from a trace. They come, get a set or none, stay and go. A pod
-that fits nowhere is refused, or waits until it fits. With moves, a victim goes on where it is moved to, for as long as
-it had left. What it really loses, the work since its start or checkpoint, is added up beside that. Node and set are
-chosen by the code that the placement controller runs.
+Pods are random, from a mix of shapes, or come from a trace. A pod that fits nowhere is refused, or waits until it fits.
+A moved pod keeps running for its remaining time; the work that it loses is summed up separately. The placement
+controller's own code chooses nodes and sets.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from math import inf, isfinite, nan
+from math import inf, isfinite
 from random import Random
 
 from neuron_plugin.allocation import (
@@ -44,37 +43,34 @@ _MIXES: Mapping[str, Mapping[str, float]] = {
 MIXES: Mapping[str, Mapping[PodRequest, float]] = {
     name: {parse_shape(shape): weight for shape, weight in mix.items()} for name, mix in _MIXES.items()
 }
-"""Shares of pods by what they ask for."""
+"""Mixes by name: the share of each request."""
 
 _SECONDS_AN_HOUR = 3600.0
 
 
-# What is asked for.
+# Arrivals.
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """When a pod comes, how long it stays, and what it asks for; times in hours."""
+    """A pod: when it arrives, how long it runs (both in hours), and its request."""
 
     comes: float
     stays: float
     request: PodRequest
 
 
-_UNREADABLE = Arrival(nan, nan, ())
-
-
 def devices_asked(geometry: Geometry, request: PodRequest) -> float:
-    """How many devices of such a node a request asks for."""
+    """How many devices of such a node a request needs, in fractions for cores."""
     return sum(cores_asked(geometry, container) for container in request) / geometry.cores_per_device
 
 
 def arrivals(
     geometries: Sequence[Geometry], mix: Mapping[PodRequest, float], load: float, pods: int, *, seed: int = 0
 ) -> list[Arrival]:
-    """Pods that come at random and stay for an exponential time, an hour on average.
+    """Random pods that run for an exponential time, an hour on average.
 
-    ``load`` is what is asked for on average, in parts of all devices of nodes with these geometries.
+    ``load`` is the average demand as a share of all devices of nodes with these geometries.
     """
     random = Random(seed)  # noqa: S311 - a simulation, repeatable by its seed
     kinds = list(mix)
@@ -89,35 +85,33 @@ def arrivals(
 
 
 def read_trace(text: str) -> list[Arrival]:
-    """Arrivals from CSV with a heading: ``time``, ``duration`` (both in hours) and ``devices`` or ``cores``.
+    """Arrivals from CSV with the columns ``time``, ``duration`` (both in hours) and ``devices`` or ``cores``.
 
     Raises:
-        DemandError: a column is missing, or a line has no such numbers.
+        DemandError: a column is missing, or a line cannot be read.
     """
     rows = csv.DictReader(io.StringIO(text))
     columns = set(rows.fieldnames or ())
     if not {"time", "duration"} <= columns or columns.isdisjoint(_COLUMNS):
         heading = ",".join(rows.fieldnames or ())
         raise DemandError(f"the heading is {heading[:80]!r}, expected the columns time, duration, and devices or cores")
-    return sorted(_arrivals(rows), key=lambda arrival: arrival.comes)
-
-
-def _arrivals(rows: csv.DictReader[str]) -> Iterable[Arrival]:
+    found = []
     for row in rows:
         asked = [f"{name}={row[column]}" for column, name in _COLUMNS.items() if row.get(column)]
         try:
             (shape,) = asked
             arrival = Arrival(float(row["time"]), float(row["duration"]), parse_shape(shape))
+            if not (isfinite(arrival.comes) and 0 < arrival.stays < inf):
+                raise ValueError  # noqa: TRY301 - said below, with the line
         except (TypeError, ValueError):
-            arrival = _UNREADABLE
-        if not (isfinite(arrival.comes) and 0 < arrival.stays < inf):
             line = ",".join(str(value) for value in row.values())
-            text = f"line {rows.line_num} is {line[:80]!r}, expected a time, a duration above 0, and devices or cores"
-            raise DemandError(text)
-        yield arrival
+            expected = "expected a time, a duration above 0, and devices or cores"
+            raise DemandError(f"line {rows.line_num} is {line[:80]!r}, {expected}") from None
+        found.append(arrival)
+    return sorted(found, key=lambda arrival: arrival.comes)
 
 
-# What becomes of it.
+# Replay.
 
 
 def simulated_node(name: str, geometry: Geometry) -> NodeInfo:
@@ -127,7 +121,7 @@ def simulated_node(name: str, geometry: Geometry) -> NodeInfo:
 
 
 def simulated_pod(uid: str, request: PodRequest, since_hours: float, node: str = "") -> NeuronPod:
-    """A pod that may be moved, and that a controller makes again; ``since_hours`` is when its work began."""
+    """A movable pod with a controller; its work began at ``since_hours``."""
     reference = PodReference(PodUid(uid), "simulated", uid)
     since = since_hours * _SECONDS_AN_HOUR
     return NeuronPod(reference, request, node, controller="Simulation/simulated", movable=True, last_checkpoint=since)
@@ -135,7 +129,7 @@ def simulated_pod(uid: str, request: PodRequest, since_hours: float, node: str =
 
 @dataclass
 class Tally:
-    """Device-hours of pods of one request: asked for, refused, and waited for."""
+    """Pods of one request, and their device-hours: asked for, refused, and waited for."""
 
     pods: int = 0
     asked: float = 0.0
@@ -146,7 +140,7 @@ class Tally:
 
 @dataclass
 class ReplayOutcome:
-    """What became of some arrivals. ``busy`` and ``empty`` are means over time: devices in use, nodes without a pod."""
+    """The result of a replay. ``busy`` and ``empty`` are means over time: devices in use, and nodes without a pod."""
 
     devices: int
     nodes: int
@@ -154,20 +148,20 @@ class ReplayOutcome:
     moves: int = 0
     moved_pods: int = 0
     lost: float = 0.0
-    """Device-hours that moved pods had run for, if nothing of them was kept."""
+    """Device-hours of work that moved pods lost, if they kept no checkpoint."""
     busy: float = 0.0
     empty: float = 0.0
     last: Mapping[str, NodeInfo] = field(default_factory=dict)
-    """The nodes when the last pod had come, at ``last_time``."""
+    """The nodes at ``last_time``, after the last arrival."""
     last_pods: Mapping[PodUid, NeuronPod] = field(default_factory=dict)
-    """The pods that they had then."""
+    """The running pods at that time."""
     last_time: float = 0.0
     waiting: list[NeuronPod] = field(default_factory=list)
-    """The pods that waited then, or had been refused and would still have run."""
+    """The pods that waited at that time, or were refused and would still run."""
 
     @property
     def pods(self) -> int:
-        """How many have come."""
+        """The number of arrivals."""
         return sum(tally.pods for tally in self.by_request.values())
 
     @property
@@ -177,33 +171,17 @@ class ReplayOutcome:
 
     @property
     def refused_share(self) -> float:
-        """Device-hours refused, in parts of those asked for."""
+        """Refused device-hours, as a share of those asked for."""
         return sum(tally.refused for tally in self.by_request.values()) / (self.asked or 1.0)
 
     @property
     def mean_wait(self) -> float:
-        """How long a requested device waits on average, in parts of the mean time that it is asked for."""
+        """Device-hours waited, as a share of those asked for."""
         return sum(tally.waited for tally in self.by_request.values()) / (self.asked or 1.0)
-
-    def ask(self, kind: Geometry, arrival: Arrival) -> None:
-        """A pod has come."""
-        tally = self.by_request.setdefault(arrival.request, Tally())
-        tally.pods += 1
-        tally.asked += devices_asked(kind, arrival.request) * arrival.stays
-
-    def serve(self, kind: Geometry, arrival: Arrival, now: float) -> None:
-        """A pod has been given its set."""
-        self.by_request[arrival.request].waited += devices_asked(kind, arrival.request) * (now - arrival.comes)
-
-    def refuse(self, kind: Geometry, arrival: Arrival) -> None:
-        """A pod is not served."""
-        tally = self.by_request[arrival.request]
-        tally.refused_pods += 1
-        tally.refused += devices_asked(kind, arrival.request) * arrival.stays
 
 
 class Board:
-    """The nodes of a cluster under the controller's choice; without ``rules`` nothing is moved."""
+    """Nodes with the placement controller's choice of node and set; without ``rules`` no pod is moved."""
 
     def __init__(
         self,
@@ -223,7 +201,7 @@ class Board:
         self._empty = len(self.nodes)
 
     def start(self, uid: str, request: PodRequest, now: float) -> bool:
-        """Give a pod the best sets of the best node; where there are none, make room for it by a move."""
+        """Place a pod, if need be by a move; whether it was placed."""
         pod = simulated_pod(uid, request, now)
         if choice := self.choose(pod):
             name, placement = choice
@@ -239,14 +217,14 @@ class Board:
         return True
 
     def choose(self, pod: NeuronPod) -> tuple[str, Placement] | None:
-        """The node and the sets that a pod gets now."""
+        """The node and the sets for a pod, or None."""
         name = self._choices.answers(pod.requests, self._strategy).best(self.nodes)
         capacity = self.nodes[name].capacity if name else None
         placed = capacity.place(pod.requests) if capacity and not isinstance(capacity, Rejection) else None
         return (name, placed) if placed and not isinstance(placed, Rejection) else None
 
     def end(self, uid: str) -> None:
-        """The pod goes."""
+        """Remove a pod."""
         pod = self.pods.pop(PodUid(uid))
         self._put(self.nodes[pod.node].without({pod.uid}))
 
@@ -272,10 +250,10 @@ class Board:
 
 
 class AwsBoard(Board):
-    """The same nodes under AWS's way: kube-scheduler counts and takes the emptiest node, ids are given from the lowest.
+    """Nodes with AWS's placement: kube-scheduler takes the emptiest node, and ids are given from the lowest.
 
-    With AWS's scheduler ``extension`` a pod needs a free linked set. Without it AWS's plugin refuses at admission what
-    asks for more than one and less than all of a node ("invalid without the k8s-neuron-scheduler", 2.32.0.0).
+    With AWS's scheduler ``extension`` a pod gets a free linked set. Without it AWS's plugin admits only requests for
+    one or all devices of a node ("invalid without the k8s-neuron-scheduler", 2.32.0.0).
     """
 
     def __init__(self, nodes: Iterable[NodeInfo], *, extension: bool) -> None:
@@ -284,7 +262,7 @@ class AwsBoard(Board):
         self._sets: dict[tuple[Geometry, CoreMask, PodRequest], Placement | None] = {}
 
     def choose(self, pod: NeuronPod) -> tuple[str, Placement] | None:
-        """The node and the sets that a pod gets now."""
+        """See `Board`."""
         options = []
         for name, node in self.nodes.items():
             if node.inventory is None:
@@ -309,58 +287,58 @@ class AwsBoard(Board):
 
 
 def _devices(node: NodeInfo) -> float:
-    """How many devices are in use, in fractions where they are not whole ones."""
+    """How many devices are in use, in fractions for cores."""
     return node.used_mask.bit_count() / node.inventory.geometry.cores_per_device if node.inventory else 0.0
 
 
 def replay(board: Board, arriving: Sequence[Arrival], *, waiting: bool = False) -> ReplayOutcome:
-    """Let pods come to empty nodes.
-
-    With ``waiting`` a pod that fits nowhere stays until it fits, the oldest first among those that do; else it is
-    refused.
-    """
-    kinds = [node.inventory.geometry for node in board.nodes.values() if node.inventory]
-    kind = kinds[0]
-    outcome = ReplayOutcome(sum(geometry.device_count for geometry in kinds), len(kinds))
+    """Let pods arrive at empty nodes. Pods that do not fit are refused, or with ``waiting`` wait, the oldest first."""
+    geometries = [node.inventory.geometry for node in board.nodes.values() if node.inventory]
+    outcome = ReplayOutcome(sum(geometry.device_count for geometry in geometries), len(geometries))
     coming = deque(enumerate(arriving))
     queue: list[tuple[int, Arrival]] = []
-    turned_away: list[tuple[int, Arrival]] = []
+    started: dict[int, float] = {}
     ends: list[tuple[float, str]] = []
     began = now = arriving[0].comes if arriving else 0.0
     while coming or queue:
-        then, now = now, min(ends[0][0] if ends else inf, coming[0][1].comes if coming else inf)
-        if now == inf:  # nothing ends any more: what waits now never fits
-            turned_away += queue
+        then = min(ends[0][0] if ends else inf, coming[0][1].comes if coming else inf)
+        if then == inf:  # nothing ends any more: what waits now never fits
             break
         busy, empty = board.used()
-        outcome.busy += busy * (now - then)
-        outcome.empty += empty * (now - then)
+        outcome.busy += busy * (then - now)
+        outcome.empty += empty * (then - now)
+        now = then
         if ends and ends[0][0] == now:
             board.end(heappop(ends)[1])
         else:
             queue.append(coming.popleft())
-            outcome.ask(kind, queue[-1][1])
         left, hopeless = [], set[PodRequest]()
         for number, arrival in queue:
             if arrival.request not in hopeless and board.start(_uid(number), arrival.request, now):
                 heappush(ends, (now + arrival.stays, _uid(number)))
-                outcome.serve(kind, arrival, now)
+                started[number] = now
             else:
                 hopeless.add(arrival.request)
                 left.append((number, arrival))
-        if waiting:
-            queue = left
-        else:
-            turned_away += left
-            queue = []
+        queue = left if waiting else []
         if not coming and not outcome.last:
             outcome.last, outcome.last_pods, outcome.last_time = dict(board.nodes), dict(board.pods), now
-            still = queue if waiting else [late for late in turned_away if late[1].comes + late[1].stays > now]
-            outcome.waiting = [simulated_pod(_uid(number), arrival.request, arrival.comes) for number, arrival in still]
-    for _, arrival in turned_away:
-        outcome.refuse(kind, arrival)
-    time = now - began if 0 < now - began < inf else 1.0
-    outcome.busy, outcome.empty = outcome.busy / time, outcome.empty / time
+            outcome.waiting = [
+                simulated_pod(_uid(number), arrival.request, arrival.comes)
+                for number, arrival in enumerate(arriving)
+                if number not in started and (waiting or arrival.comes + arrival.stays > now)
+            ]
+    for number, arrival in enumerate(arriving):
+        tally = outcome.by_request.setdefault(arrival.request, Tally())
+        devices = devices_asked(geometries[0], arrival.request)
+        tally.pods += 1
+        tally.asked += devices * arrival.stays
+        if number in started:
+            tally.waited += devices * (started[number] - arrival.comes)
+        else:
+            tally.refused_pods += 1
+            tally.refused += devices * arrival.stays
+    outcome.busy, outcome.empty = (total / (now - began or 1.0) for total in (outcome.busy, outcome.empty))
     outcome.moves, outcome.moved_pods, outcome.lost = board.moves, board.moved_pods, board.lost
     return outcome
 

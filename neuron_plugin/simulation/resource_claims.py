@@ -1,44 +1,47 @@
-"""What kube-controller-manager and kube-scheduler do with claims: make them, allocate them, and give them up.
+"""ResourceClaims in the simulated kube-controller-manager and kube-scheduler: create, allocate, reserve, deallocate.
 
-The controller makes the claims of pods from templates, of gated pods, too, at once. A claim goes when its pod has
-ended. It is deallocated when no pod is left that it is reserved for, and keeps its finalizer for as long as it is
-allocated. The scheduler chooses devices, the first that fit in the slices' order. A claim that is allocated is taken as
-it is and ties its pod to its node; the others are allocated on the node that is chosen. Both are reserved for the pod
-before it is bound. Followed are classes, selectors that compare attributes with constants, counts and ``All``,
-``matchAttribute`` and ``distinctAttribute``, configuration, and taints that a request does not tolerate. Alternatives,
-admin access, shared counters, consumable capacity and lists as attributes are not, nor is any other CEL: a claim with
-such a selector waits, and the reason names it. Sources of 1.36.2, also of the reasons' words:
-``pkg/controller/resourceclaim``, ``staging/src/k8s.io/dynamic-resource-allocation/structured`` and
-``pkg/scheduler/framework/plugins/dynamicresources``; of the garbage collector that what a pod owns goes with the pod.
+The controller creates claims from templates at once, also for gated pods, and deletes a claim with its pod. It
+deallocates a claim that is reserved for no pod; an allocated claim keeps its finalizer. The scheduler takes the first
+devices that fit, in the order of the slices, and reserves the claims before it binds the pod. An allocated claim ties
+its pod to its node. Simulated are classes, selectors that compare attributes with constants, counts and ``All``,
+``matchAttribute`` and ``distinctAttribute``, configuration, and taints. A claim with any other selector waits, and the
+reason names it. Not simulated are alternatives, admin access, shared counters, consumable capacity and list attributes.
+Sources (1.36.2): ``pkg/controller/resourceclaim``, ``staging/src/k8s.io/dynamic-resource-allocation/structured`` and
+``pkg/scheduler/framework/plugins/dynamicresources``.
 """
 
 from __future__ import annotations
 
 import operator
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from neuron_plugin.allocation.claims import DRA_DRIVER
 from neuron_plugin.allocation.pod import TERMINAL_PHASES
 from neuron_plugin.cluster import ObjectReference
-from neuron_plugin.cluster.claims import FINALIZER
+from neuron_plugin.cluster.claims import FINALIZER, neuron_claim
+from neuron_plugin.cluster.claims import RESOURCE_CLAIMS as CLAIM_RECORDS
 from neuron_plugin.cluster.writes import create_event, utc_now
 from neuron_plugin.simulation import api_server_kinds as kinds
 from neuron_plugin.simulation.api_server_kinds import AnyJson, Refusal
 from neuron_plugin.simulation.api_server_rules import MOST_RESERVED, now_text
 
-if TYPE_CHECKING:  # it shows in its tables what is decided here
+if TYPE_CHECKING:  # the server imports this module for its tables
     from neuron_plugin.simulation.api_server import SimulatedApiServer
 
 POD_CLAIM_KEY = "resource.kubernetes.io/pod-claim-name"
-"""Annotation of a generated claim: the pod's own name for it."""
+"""Annotation of a generated claim: the pod's name for it."""
 NOT_CREATED = "FailedResourceClaimCreation"
-"""Reason of the event on a pod whose claim cannot be made."""
+"""Reason of the event for a claim that cannot be created."""
 
 
 def sync_claims(api: SimulatedApiServer) -> None:
-    """Bring all claims up to date; an event says on a pod why a claim of it cannot be made."""
+    """Bring all claims up to date, with an event on a pod whose claim cannot be created."""
     for pod in api.objects(kinds.PODS):
         if not pod["metadata"].get("deletionTimestamp") and pod["spec"].get("resourceClaims"):
             _make_claims(api, pod)
@@ -49,7 +52,7 @@ def sync_claims(api: SimulatedApiServer) -> None:
 
 
 def claim_names(pod: AnyJson) -> dict[str, str]:
-    """The claims of a pod by its own names for them; empty for one that was not made yet."""
+    """A pod's claims, by the pod's names for them; empty for a claim that does not exist yet."""
     made = {
         status["name"]: status.get("resourceClaimName") or ""
         for status in pod["status"].get("resourceClaimStatuses") or ()
@@ -61,22 +64,17 @@ def claim_names(pod: AnyJson) -> dict[str, str]:
 
 
 def consumer(pod: AnyJson) -> AnyJson:
-    """A pod as ``reservedFor`` names it."""
+    """A pod's entry in ``reservedFor``."""
     return {"resource": "pods", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
 
 
 def claim_node(claim: AnyJson) -> str:
-    """The node that a claim's allocation names; empty where it names none."""
-    allocation = (claim.get("status") or {}).get("allocation") or {}
-    for term in (allocation.get("nodeSelector") or {}).get("nodeSelectorTerms") or ():
-        for requirement in (*(term.get("matchFields") or ()), *(term.get("matchExpressions") or ())):
-            if requirement.get("key") in {"metadata.name", "kubernetes.io/hostname"} and requirement.get("values"):
-                return str(requirement["values"][0])
-    return ""
+    """The node of a claim's allocation; empty if there is none."""
+    return neuron_claim(CLAIM_RECORDS.decode(msgspec.json.encode(claim)), DRA_DRIVER).node
 
 
 def _make_claims(api: SimulatedApiServer, pod: AnyJson) -> None:
-    """Make what is missing of a pod's claims, and write their names into its status."""
+    """Create a pod's missing claims, and write their names into its status."""
     metadata, namespace = pod["metadata"], pod["metadata"]["namespace"]
     owned = {
         claim["metadata"].get("annotations", {}).get(POD_CLAIM_KEY): claim["metadata"]["name"]
@@ -112,7 +110,7 @@ def warn(api: SimulatedApiServer, pod: AnyJson, note: str, *, reason: str, actio
 
 
 def claim_from(pod: AnyJson, name: str, template: AnyJson) -> AnyJson:
-    """The claim that a template means for a pod, which owns it."""
+    """A pod's claim from a template."""
     metadata, meant = pod["metadata"], template["spec"].get("metadata") or {}
     owner = {"apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "uid": metadata["uid"], "controller": True}
     annotations = {**(meant.get("annotations") or {}), POD_CLAIM_KEY: name}
@@ -121,13 +119,13 @@ def claim_from(pod: AnyJson, name: str, template: AnyJson) -> AnyJson:
 
 
 def _owner(claim: AnyJson) -> str:
-    """The UID of the pod that a claim was made for; empty for others."""
+    """The UID of the pod that owns a claim; empty if there is none."""
     owners = claim["metadata"].get("ownerReferences") or ()
     return next((str(owner["uid"]) for owner in owners if owner.get("kind") == "Pod" and owner.get("controller")), "")
 
 
 def _reserve(api: SimulatedApiServer, claim: AnyJson, pods: Mapping[str, AnyJson]) -> None:
-    """Reserve an allocated claim for the pods that have it and were bound without a scheduler."""
+    """Reserve an allocated claim for its pods that were bound without a scheduler."""
     metadata, status = claim["metadata"], claim.get("status") or {}
     if not status.get("allocation") or metadata.get("deletionTimestamp"):
         return
@@ -148,7 +146,7 @@ def _reserve(api: SimulatedApiServer, claim: AnyJson, pods: Mapping[str, AnyJson
 
 
 def _give_up(api: SimulatedApiServer, namespace: str, name: str, pods: Mapping[str, AnyJson]) -> None:
-    """Take ended pods off a claim; where no pod is left also its allocation, its finalizer and the claim itself."""
+    """Remove ended pods from a claim. If none is left, deallocate it; delete it if its owner has ended."""
     claim = api.get(kinds.RESOURCE_CLAIMS, name, namespace)
     status = claim.get("status") or {}
     reserved = status.get("reservedFor") or []
@@ -176,7 +174,7 @@ def _goes_on(pod: AnyJson | None) -> bool:
 
 
 def _is_done(pod: AnyJson) -> bool:
-    """Whether it is certain that no container of a pod runs or ever will."""
+    """Whether no container of the pod runs or can ever run."""
     never_bound = pod["metadata"].get("deletionTimestamp") and not pod["spec"].get("nodeName")
     return pod["status"].get("phase") in TERMINAL_PHASES or bool(never_bound)
 
@@ -184,7 +182,7 @@ def _is_done(pod: AnyJson) -> bool:
 # The scheduler.
 
 NOT_ALLOCATED = "cannot allocate all claims"
-"""The scheduler's words for a node that has not the devices."""
+"""The scheduler's reason for a node that lacks devices."""
 
 PooledDevice = tuple[str, str, str]
 """Driver, pool and device."""
@@ -207,12 +205,12 @@ _OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
 
 
 class NotAllocatedError(Exception):
-    """No devices for claims; the text is for the pod."""
+    """A claim cannot be allocated; the text is for the pod."""
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedDevice:
-    """A device of a slice. ``attributes`` have full names, such as ``neuron.aws.com/deviceId``."""
+    """A device in a slice. ``attributes`` have full names, such as ``neuron.aws.com/deviceId``."""
 
     id: PooledDevice
     attributes: Mapping[str, str | int | bool]
@@ -221,7 +219,7 @@ class OfferedDevice:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """How many devices are asked for, and which may be had."""
+    """A request: how many devices, and the devices that fit."""
 
     name: str
     count: int
@@ -229,11 +227,11 @@ class _Request:
 
 
 _Chosen = tuple[tuple[str, OfferedDevice], ...]
-"""Devices with the request that each is for."""
+"""Request and device for each allocated device."""
 
 
 def offered_devices(slices: Iterable[AnyJson], node: str) -> list[OfferedDevice]:
-    """The devices of a node, in the order of its slices' names."""
+    """A node's devices, sorted by slice name."""
     offered = []
     for resource_slice in sorted(slices, key=lambda resource_slice: str(resource_slice["metadata"]["name"])):
         spec = resource_slice["spec"]
@@ -250,7 +248,7 @@ def offered_devices(slices: Iterable[AnyJson], node: str) -> list[OfferedDevice]
 
 
 def taken_devices(claims: Iterable[AnyJson]) -> set[PooledDevice]:
-    """The devices that are allocated to claims."""
+    """The allocated devices of claims."""
     results = (((claim.get("status") or {}).get("allocation") or {}).get("devices") or {} for claim in claims)
     return {
         (result["driver"], result["pool"], result["device"])
@@ -262,15 +260,15 @@ def taken_devices(claims: Iterable[AnyJson]) -> set[PooledDevice]:
 def allocate(
     claim: AnyJson, classes: Mapping[str, AnyJson], devices: Sequence[OfferedDevice], taken: Collection[PooledDevice]
 ) -> AnyJson:
-    """The ``devices`` of an allocation for a claim, from the devices of one node without those ``taken``.
+    """The ``devices`` of a claim's allocation, from a node's devices except those ``taken``.
 
     Raises:
-        NotAllocatedError: there are none, or the claim asks for what is not simulated.
+        NotAllocatedError: no devices fit, or the claim needs a feature that is not simulated.
     """
     spec = (claim.get("spec") or {}).get("devices") or {}
     requests = [_read_request(request, classes, devices, taken) for request in spec.get("requests") or ()]
     constraints = spec.get("constraints") or ()
-    chosen = next(_choices(requests, constraints, ()), None)
+    chosen = next(_choices(requests, constraints), None)
     if chosen is None:
         raise NotAllocatedError(NOT_ALLOCATED)
     results = [
@@ -287,10 +285,10 @@ def allocate(
 
 
 def claims_of(api: SimulatedApiServer, pod: AnyJson) -> list[AnyJson]:
-    """The claims of a pod, before any node is looked at.
+    """A pod's claims.
 
     Raises:
-        NotAllocatedError: one of them is not there, goes, or is full.
+        NotAllocatedError: a claim does not exist, is being deleted, or is full.
     """
     metadata, claims = pod["metadata"], []
     for name in claim_names(pod).values():
@@ -314,7 +312,7 @@ def allocations_on(api: SimulatedApiServer, claims: Sequence[AnyJson], node: str
     """The allocation of each claim on a node.
 
     Raises:
-        NotAllocatedError: the node has not the devices, or a claim is allocated elsewhere.
+        NotAllocatedError: the node lacks devices, or a claim is allocated on another node.
     """
     classes = {device_class["metadata"]["name"]: device_class for device_class in api.objects(kinds.DEVICE_CLASSES)}
     devices = offered_devices(api.objects(kinds.RESOURCE_SLICES), node)
@@ -335,12 +333,12 @@ def allocations_on(api: SimulatedApiServer, claims: Sequence[AnyJson], node: str
 
 
 def reserve(api: SimulatedApiServer, pod: AnyJson, claims: Sequence[AnyJson], allocations: Sequence[AnyJson]) -> None:
-    """Write the allocations of claims that had none, and that all of them are for the pod.
+    """Write the allocations, and reserve all claims for the pod.
 
-    An allocation by somebody else without a time is given one, as the real scheduler does.
+    Like the real scheduler, it adds a time to an allocation without one.
 
     Raises:
-        Refusal: 422, that is a change of an allocation; 404 or 409, the claim has changed.
+        Refusal: 422, the added time changes the allocation; 404 or 409, the claim has changed.
     """
     user = consumer(pod)
     for claim, allocated in zip(claims, allocations, strict=True):
@@ -360,7 +358,7 @@ def reserve(api: SimulatedApiServer, pod: AnyJson, claims: Sequence[AnyJson], al
 def _read_request(
     request: AnyJson, classes: Mapping[str, AnyJson], devices: Sequence[OfferedDevice], taken: Collection[PooledDevice]
 ) -> _Request:
-    """A request with the devices that it may have, in their order."""
+    """Read a request, with the free devices that fit it."""
     name, exact = request["name"], request.get("exactly")
     if exact is None:
         raise NotAllocatedError(f"request {name}: alternatives are not simulated")
@@ -381,7 +379,7 @@ def _read_request(
 
 
 def _test(expression: str) -> Callable[[OfferedDevice], bool]:
-    """A selector as a function: a conjunction of comparisons. An attribute that a device has not meets none."""
+    """A selector as a function: comparisons joined by &&. A missing attribute meets no comparison."""
     tests = []
     for term in expression.split("&&"):
         match = _COMPARISON.fullmatch(term.strip().removeprefix("(").removesuffix(")").strip())
@@ -405,7 +403,7 @@ def _test(expression: str) -> Callable[[OfferedDevice], bool]:
 
 
 def _tolerates(tolerations: Iterable[AnyJson], taint: AnyJson) -> bool:
-    """Whether a taint keeps no new claim off (``resourceclaim/devicetoleration.go``)."""
+    """Whether the tolerations allow a device with this taint (``resourceclaim/devicetoleration.go``)."""
     if taint.get("effect") not in {"NoSchedule", "NoExecute"}:
         return True
     return any(
@@ -416,35 +414,22 @@ def _tolerates(tolerations: Iterable[AnyJson], taint: AnyJson) -> bool:
     )
 
 
-def _choices(requests: Sequence[_Request], constraints: Sequence[AnyJson], chosen: _Chosen) -> Iterator[_Chosen]:
-    """Devices for all requests, each way after the other."""
-    if not requests:
+def _choices(requests: Sequence[_Request], constraints: Sequence[AnyJson], chosen: _Chosen = ()) -> Iterator[_Chosen]:
+    """All ways to choose devices for the requests, in the order of their devices."""
+    counts = Counter(name for name, _ in chosen)
+    request = next((each for each in requests if counts[each.name] < each.count), None)
+    if request is None:
         yield chosen
         return
-    first = requests[0]
-    for more in _sets(first.name, first.fitting, first.count, constraints, chosen):
-        yield from _choices(requests[1:], constraints, more)
-
-
-def _sets(
-    request: str, candidates: Sequence[OfferedDevice], count: int, constraints: Sequence[AnyJson], chosen: _Chosen
-) -> Iterator[_Chosen]:
-    """The ways to add ``count`` devices for a request, in the order of the candidates."""
-    if not count:
-        yield chosen
-        return
-    held = {device.id for _, device in chosen}
-    fitting = [
-        candidate
-        for candidate in candidates
-        if candidate.id not in held and _keeps(request, candidate, constraints, chosen)
-    ]
-    for place in range(len(fitting) - count + 1):
-        yield from _sets(request, fitting[place + 1 :], count - 1, constraints, (*chosen, (request, fitting[place])))
+    own, held = [device for name, device in chosen if name == request.name], {device.id for _, device in chosen}
+    later = request.fitting[request.fitting.index(own[-1]) + 1 :] if own else request.fitting
+    left = [each for each in later if each.id not in held and _keeps(request.name, each, constraints, chosen)]
+    for place in range(len(left) - (request.count - counts[request.name]) + 1):
+        yield from _choices(requests, constraints, (*chosen, (request.name, left[place])))
 
 
 def _keeps(request: str, device: OfferedDevice, constraints: Sequence[AnyJson], chosen: _Chosen) -> bool:
-    """Whether a device for a request keeps all constraints beside those chosen already."""
+    """Whether a device meets all constraints together with the chosen ones."""
     for constraint in constraints:
         attribute = constraint.get("matchAttribute") or constraint.get("distinctAttribute") or ""
         if not _is_meant(constraint, request):

@@ -1,13 +1,12 @@
-"""The simulated schedulers: which node a waiting pod goes to, or why it waits.
+"""The simulated schedulers ``default-scheduler`` and ``neuron-scheduler``.
 
-``default-scheduler`` and ``neuron-scheduler`` run. Each looks at its waiting pods in the order of creation: nodes that
-its own filters leave are asked of the extender, if it has one, and the best of them is bound. A gated pod is left
-alone. The filters are those of NodeUnschedulable, TaintToleration, NodeAffinity, NodePorts, NodeResourcesFit and the
-required anti-affinity of InterPodAffinity, in kube-scheduler's words; there are no others, and nothing is scored or
-preempted. An extender is sent what kube-scheduler 1.36 sends (Go's capitalised names, NodeNames with Nodes null,
-keep-alive), and its answers are read as kube-scheduler does: only a 200 counts, a name that was not asked about fails
-the attempt, a node that the answer does not name is unresolvable. Source: pkg/scheduler/schedule_one.go,
-framework/plugins and extender.go beside it, and staging/src/k8s.io/kube-scheduler/extender/v1/types.go.
+A scheduler filters the nodes for each waiting pod, asks its extender, if it has one, about the remaining nodes, and
+binds the pod to the best. Gated pods are skipped. The filters are NodeUnschedulable, TaintToleration, NodeAffinity,
+NodePorts, NodeResourcesFit and the required anti-affinity of InterPodAffinity, with kube-scheduler's texts. Nothing is
+scored or preempted. Requests to the extender are those of kube-scheduler 1.36 (capitalised names, NodeNames with Nodes
+null, keep-alive). Its answers are read in the same way: only a 200 counts, an unknown node name fails the attempt, and
+a node without an answer is unresolvable. Sources: pkg/scheduler/schedule_one.go, framework/plugins, extender.go, and
+staging/src/k8s.io/kube-scheduler/extender/v1/types.go.
 
     async with SimulatedScheduler("http://127.0.0.1:12345") as scheduler:
         answer = await scheduler.filter(pod, ["worker-1", "worker-2"])
@@ -20,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypedDict, TypeVar
 
 import aiohttp
 import msgspec
@@ -51,30 +50,29 @@ from neuron_plugin.simulation.resource_claims import NotAllocatedError, allocati
 from neuron_plugin.topology import catalogue
 
 HTTP_TIMEOUT_SECONDS = 5.0
-"""The default of an extender's httpTimeout."""
+"""The default httpTimeout of an extender."""
 
 _UNRESOLVABLE = "unresolvable"
 _Decoded = TypeVar("_Decoded")
 SCHEDULERS = (DEFAULT_SCHEDULER, SECOND_SCHEDULER)
-"""The schedulers that run."""
 
 
 # Filters and the extender.
 
 
 class ExtenderCallError(Exception):
-    """A call that fails the scheduling attempt, in the scheduler's words where it has some."""
+    """A failed call to the extender, which fails the scheduling attempt."""
 
 
 def message(nodes: int, reasons: Iterable[str]) -> str:
-    """The text of the FailedScheduling event, from what was said of each node."""
+    """The text of the FailedScheduling event, from the reasons of each node."""
     parts = ", ".join(sorted(f"{number} {text}" for text, number in Counter(reasons).items()))
     return f"0/{nodes} nodes are available: {parts}."
 
 
 @dataclass(frozen=True, slots=True)
 class FilterAnswer:
-    """What a filter call left over, and why not the others."""
+    """The nodes that pass a filter call, and the reasons against the others."""
 
     nodes: list[str]
     failed: Mapping[str, str] = field(default_factory=dict)
@@ -86,10 +84,7 @@ class FilterAnswer:
 
 
 def why_not(pod: PodRules, name: str, node: NodeRules, use: NodeUse) -> list[str]:
-    """Why kube-scheduler's own plugins do not let a pod go to a node; empty if they do.
-
-    The first plugin that objects has the word, as in kube-scheduler. Only what is short can be several things.
-    """
+    """Why kube-scheduler's own plugins reject a node for a pod: the reasons of the first plugin that does."""
     cordon = (Taint("node.kubernetes.io/unschedulable", "NoSchedule"),) if node.cordoned else ()
     for taints, text in ((cordon, "were unschedulable"), (node.taints, "had untolerated taint(s)")):
         for taint in taints:
@@ -110,7 +105,7 @@ def why_not(pod: PodRules, name: str, node: NodeRules, use: NodeUse) -> list[str
 
 @dataclass(frozen=True, slots=True)
 class BoundPod:
-    """A pod on a node, or thought to be there."""
+    """A pod on a node, or a candidate for the node."""
 
     node: str
     namespace: str
@@ -118,7 +113,7 @@ class BoundPod:
     rules: PodRules
 
     def keeps_off(self, other: BoundPod, nodes: Mapping[str, NodeRules]) -> bool:
-        """Whether its required anti-affinity does not let another pod be where that one is."""
+        """Whether this pod's required anti-affinity rejects another pod on its node."""
         return any(
             term.selector.matches(pod_labels(other.namespace, other.labels), {})
             and (domain := nodes[self.node].labels.get(term.topology_key)) is not None
@@ -128,7 +123,7 @@ class BoundPod:
 
 
 def why_apart(pod: BoundPod, placed: Iterable[BoundPod], nodes: Mapping[str, NodeRules]) -> list[str]:
-    """Why InterPodAffinity does not let a pod be with the placed ones; of its rules the required anti-affinity only."""
+    """Why required anti-affinity, of the pod or of placed pods, rejects the pod's node."""
     there = [other for other in placed if other.node in nodes]
     if any(other.keeps_off(pod, nodes) for other in there):
         return ["node(s) didn't satisfy existing pods anti-affinity rules"]
@@ -137,8 +132,13 @@ def why_apart(pod: BoundPod, placed: Iterable[BoundPod], nodes: Mapping[str, Nod
     )
 
 
+class _Score(TypedDict):
+    Host: str
+    Score: int
+
+
 class SimulatedScheduler:
-    """A client of one extender. Use it as an asynchronous context manager."""
+    """A client of one extender, and an asynchronous context manager."""
 
     def __init__(self, url_prefix: str, *, tls: ssl.SSLContext | None = None) -> None:
         self._prefix = url_prefix.rstrip("/")
@@ -173,17 +173,18 @@ class SimulatedScheduler:
         unnamed = dict.fromkeys((name for name in nodes if name not in {*names, *failed, *unresolvable}), _UNRESOLVABLE)
         return FilterAnswer(names, failed, {**unresolvable, **unnamed})
 
-    async def best(self, pod: AnyJson, nodes: Sequence[str]) -> str:
-        """The node that the prioritize verb scores highest, the first of equals; one node is not scored.
+    async def prioritize(self, pod: AnyJson, nodes: Sequence[str]) -> dict[str, int]:
+        """The scores by the prioritize verb. A failed call gives none, as in kube-scheduler."""
+        try:
+            answer = await self._call("prioritize", {"Pod": pod, "Nodes": None, "NodeNames": list(nodes)})
+            return {entry["Host"]: entry["Score"] for entry in msgspec.convert(answer or (), list[_Score])}
+        except (ExtenderCallError, msgspec.ValidationError):  # such as 5.0, which Go cannot read into an int64
+            return {}
 
-        Raises:
-            ExtenderCallError: no 200.
-        """
-        if len(nodes) == 1:
-            return nodes[0]
-        answer = await self._call("prioritize", {"Pod": pod, "Nodes": None, "NodeNames": list(nodes)})
-        scores = {entry["Host"]: entry["Score"] for entry in answer or ()}
-        return max(nodes, key=lambda node: int(scores.get(node, 0)))
+    async def best(self, pod: AnyJson, nodes: Sequence[str]) -> str:
+        """The first node with the highest score. A single node is not scored."""
+        scores = await self.prioritize(pod, nodes) if len(nodes) > 1 else {}
+        return max(nodes, key=lambda node: scores.get(node, 0))
 
     async def bind(self, pod: AnyJson, node: str) -> None:
         """The bind verb.
@@ -218,17 +219,17 @@ class SimulatedScheduler:
 
 @dataclass
 class _Room:
-    """What nodes have, and what their pods ask for, at one look."""
+    """The nodes and their pods in one scheduling round."""
 
     nodes: dict[str, NodeRules]
     pods: dict[str, list[tuple[Quantities, frozenset[HostPort]]]] = field(default_factory=dict)
     placed: list[BoundPod] = field(default_factory=list)
     choosy: list[BoundPod] = field(default_factory=list)
-    """Those of the placed ones that keep others off."""
+    """Placed pods with required anti-affinity."""
     uses: dict[str, NodeUse] = field(default_factory=dict)
 
     def take(self, pod: BoundPod) -> None:
-        """A pod is on a node."""
+        """Add a pod on a node."""
         self.placed.append(pod)
         if pod.rules.anti_affinity:
             self.choosy.append(pod)
@@ -236,16 +237,13 @@ class _Room:
         self.uses.pop(pod.node, None)
 
     def use(self, node: str) -> NodeUse:
-        """What the pods of a node ask for together."""
+        """The requests of a node's pods."""
         if node not in self.uses:
             self.uses[node] = node_use(self.pods.get(node, ()))
         return self.uses[node]
 
     def reasons(self, pod: BoundPod, *, extender: bool) -> dict[str, list[str]]:
-        """By node, what the scheduler's own filters say against it.
-
-        What the extender alone counts is left out where there is one (``ignoredByScheduler``).
-        """
+        """The filters' reasons against each node. They ignore an extender's resources (``ignoredByScheduler``)."""
         rules, near = pod.rules, self.placed if pod.rules.anti_affinity else self.choosy
         if extender:
             rules = replace(rules, needs=tuple(need for need in rules.needs if not need[0].startswith(PREFIX)))
@@ -265,7 +263,7 @@ def _rules_of(manifest: AnyJson) -> NodeRules:
 
 
 class Scheduling:
-    """The schedulers of a cluster; ``asks_extender`` says which of them ask ``extender``. ``say`` is given lines."""
+    """The schedulers of a cluster. ``asks_extender`` says which ask ``extender``. ``say`` gets a line for each pod."""
 
     def __init__(
         self,
@@ -281,10 +279,10 @@ class Scheduling:
         self._said: dict[str, str] = {}
         """The last line about each pod, by UID."""
         self._known: dict[str, tuple[AnyJson, Any]] = {}
-        """Pods and nodes by UID as they were last decoded."""
+        """Decoded pods and nodes by UID."""
 
     async def look(self) -> None:
-        """Try all pods that wait."""
+        """Try to schedule all waiting pods."""
         manifests = self._api.objects(PODS)
         for uid in self._said.keys() - {manifest["metadata"]["uid"] for manifest in manifests}:
             name, _, text = self._said.pop(uid).partition(": ")
@@ -299,8 +297,8 @@ class Scheduling:
             try:
                 text = await self._schedule(room, pod, asks, manifest)
             except Refusal:
-                continue  # changed or deleted since it was listed: the next look sees that
-            except (KeyError, TypeError, ValueError) as error:  # whatever a client made of one pod, the others go on
+                continue  # changed or deleted meanwhile: the next look sees that
+            except (KeyError, TypeError, ValueError) as error:  # a malformed pod must not stop the others
                 text = f"cannot be handled: {error!r}"
             line = f"pod {pod.namespace}/{pod.name}: {text}"
             if self._said.get(pod.uid) != line:
@@ -308,7 +306,7 @@ class Scheduling:
                 self._say(line)
 
     def _room(self, manifests: Iterable[AnyJson]) -> _Room:
-        """The nodes of the cluster and their pods."""
+        """The current nodes and their pods."""
         nodes = self._api.objects(NODES)
         there = {manifest["metadata"]["uid"] for manifest in (*nodes, *manifests)}
         self._known = {uid: known for uid, known in self._known.items() if uid in there}
@@ -320,7 +318,7 @@ class Scheduling:
         return room
 
     def _read(self, manifest: AnyJson, decode: Callable[[AnyJson], _Decoded]) -> _Decoded:
-        """An object as it is decoded, once for each version of it."""
+        """Decode an object, once for each version."""
         uid = manifest["metadata"]["uid"]
         if uid not in self._known or self._known[uid][0] is not manifest:
             self._known[uid] = manifest, decode(manifest)
@@ -328,7 +326,7 @@ class Scheduling:
         return found
 
     async def _schedule(self, room: _Room, pod: Pod, asks: NeuronPod, manifest: AnyJson) -> str:
-        """Bind a pod to the best node that takes it, or write into its status why there is none; what is to say."""
+        """Bind a pod to the best node, or write into its status why none fits; return a text about it."""
         wanted = pod.spec.scheduler_name
         if wanted not in SCHEDULERS:
             return f"waits: no scheduler is called {wanted!r}, only {' and '.join(SCHEDULERS)}"
@@ -337,7 +335,7 @@ class Scheduling:
             text = f'0/{len(room.nodes)} nodes are available: persistentvolumeclaim "{absent[0]}" not found.'
             return self._leave(pod, manifest, text)
         claims: list[AnyJson] = []
-        extender = bool(asks.request) and self._asks_extender(wanted)  # which is asked about its managedResources only
+        extender = bool(asks.request) and self._asks_extender(wanted)  # only about its managedResources
         candidate = BoundPod("", pod.namespace, pod.labels, asks.rules)
         reasons = room.reasons(candidate, extender=extender)
         allocations: dict[str, list[AnyJson]] = {}
@@ -374,7 +372,7 @@ class Scheduling:
         return ", ".join([f"bound to {bound.node_name}", *ids])
 
     def _leave(self, pod: Pod, manifest: AnyJson, why: str) -> str:
-        """Say on a pod, and in an event, why it waits."""
+        """Write a condition and an event that say why a pod waits."""
         condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": why}
         if not any(condition.items() <= known.items() for known in manifest["status"].get("conditions") or ()):
             self._api.patch_status(PODS, pod.name, {"conditions": [condition]}, pod.namespace)
@@ -384,7 +382,7 @@ class Scheduling:
 
 
 def _waits(manifest: AnyJson) -> bool:
-    """Whether a scheduler is to look at a pod."""
+    """Whether a pod waits for a scheduler."""
     spec, status = manifest["spec"], manifest["status"]
     over = "deletionTimestamp" in manifest["metadata"] or status.get("phase") in {"Succeeded", "Failed"}
     return not (over or spec.get("nodeName") or spec.get("schedulingGates"))

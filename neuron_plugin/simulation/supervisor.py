@@ -1,12 +1,10 @@
-"""A simulated cluster that runs by itself: its kubelets, schedulers and controllers, each in a loop of its own.
+"""Runs a simulated cluster: kubelets, schedulers and controllers, each in its own loop.
 
-Pods run until they are deleted. What its Deployment, DaemonSet or kubelet would bring back is brought back: the
-extender, a plugin, a node's object. No request of a client ends any of it. A node whose kubelet is silent is treated as
-by kube-controller-manager: not ready after a while, its taints keep pods off, and those that do not tolerate them for
-longer are deleted and stay Terminating until their kubelet is back, or until somebody deletes them by force or the node
-for good. What befalls a whole node, its kubelet or the machine, is asked for over HTTP. Sources:
-``pkg/controller/nodelifecycle/node_lifecycle_controller.go``, ``pkg/controller/tainteviction`` and
-``plugin/pkg/admission/defaulttolerationseconds`` of 1.36.2.
+The loops restart the extender and the plugins, and register deleted nodes again, as Deployment, DaemonSet and kubelet
+would. No client request can end a loop. A node with a silent kubelet becomes not ready and gets taints. Pods that do
+not tolerate the taints any longer are deleted, and stay Terminating until the kubelet is back. Faults of a whole node
+are requested over HTTP. Sources (1.36.2): ``pkg/controller/nodelifecycle/node_lifecycle_controller.go``,
+``pkg/controller/tainteviction`` and ``plugin/pkg/admission/defaulttolerationseconds``.
 """
 
 from __future__ import annotations
@@ -34,9 +32,9 @@ from neuron_plugin.simulation.resource_claims import sync_claims
 from neuron_plugin.simulation.scheduler import Scheduling
 
 NOT_READY_SECONDS = 10.0
-"""Of silence until a node is not ready: a fifth of what is usual, because someone waits for it."""
+"""Silence until a node is not ready: a fifth of the usual time, because a person waits."""
 TOLERATION_SECONDS = 300.0
-"""That pods tolerate it for that do not say for how long."""
+"""How long pods tolerate an unreachable node by default."""
 _UNREACHABLE = "node.kubernetes.io/unreachable"
 _NOT_READY = {
     "type": "Ready",
@@ -45,30 +43,30 @@ _NOT_READY = {
     "message": "Kubelet stopped posting node status.",
 }
 LOOK_SECONDS = 1.0
-"""Between two looks where nothing has changed: then waiting pods are tried again, as by kube-scheduler."""
+"""The longest pause between two turns of a loop: waiting pods are tried again, as by kube-scheduler."""
 WORK_SECONDS = 1.0
-"""Between two changes of what the cores have done."""
+"""Between two updates of the work counters."""
 REBOOT_SECONDS = 3.0
-"""That a machine is off: less than a real one, because someone waits for it."""
+"""How long a rebooting machine is off: shorter than in reality, because a person waits."""
 _SILENCE = (
     f"not ready after {NOT_READY_SECONDS:g} s of silence; after {TOLERATION_SECONDS:g} s more its pods are evicted, "
     "unless they tolerate it otherwise"
 )
 
 
-# Nodes whose kubelet is silent.
+# Nodes with a silent kubelet.
 
 
 class NodeLifecycle:
-    """The controller of one API server."""
+    """Kubernetes' node lifecycle and taint eviction controllers."""
 
     def __init__(self, api: SimulatedApiServer) -> None:
         self._api = api
         self._silent: dict[str, float] = {}
-        """Since when nodes are silent."""
+        """Silent nodes, and since when."""
 
     def look(self, silent: Collection[str], now: float) -> Iterator[str]:
-        """Mark nodes that have been ``silent``, and those that are back, and evict pods; lines that say so."""
+        """Taint nodes that stay ``silent``, untaint nodes that are back, and evict pods. Yields a line for each."""
         self._silent = {name: self._silent.get(name, now) for name in silent}
         for node in self._api.objects(kinds.NODES):
             name, quiet = node["metadata"]["name"], now - self._silent.get(node["metadata"]["name"], now)
@@ -89,7 +87,7 @@ class NodeLifecycle:
         self._api.patch_node(node["metadata"]["name"], {"spec": {"taints": others + taints}})
 
     def _evict(self, node: str, seconds: float) -> Iterator[str]:
-        """Say of the pods of a node that they are not ready, and delete those whose time is up."""
+        """Mark the node's pods not ready, and delete those that tolerate the taint no longer."""
         for pod in self._api.objects(kinds.PODS):
             metadata = pod["metadata"]
             if pod["spec"].get("nodeName") != node or "deletionTimestamp" in metadata:
@@ -105,7 +103,7 @@ class NodeLifecycle:
 
 
 def _tolerated_seconds(pod: AnyJson) -> float:
-    """How long a pod stays on a node that cannot be reached."""
+    """How long a pod stays on an unreachable node."""
     seconds = [
         float(toleration.get("tolerationSeconds", "inf"))
         for toleration in pod["spec"].get("tolerations") or ()
@@ -115,11 +113,11 @@ def _tolerated_seconds(pod: AnyJson) -> float:
     return min(seconds, default=TOLERATION_SECONDS)
 
 
-# What befalls a whole node.
+# Faults of a whole node.
 
 
 class NodeFaults:
-    """The answers to such requests."""
+    """Serves the HTTP requests for faults of a whole node."""
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         self._cluster = cluster
@@ -127,27 +125,27 @@ class NodeFaults:
         self._one_by_one = asyncio.Lock()
 
     async def answer(self, request: ApiRequest) -> Response:
-        """Do what a request asks, and say in a sentence what is so now.
+        """Make a fault or undo it, and answer with a sentence.
 
         Raises:
-            Refusal: there is no such node or fault, or it cannot be now.
+            Refusal: an unknown node or fault, or it is not possible now.
         """
-        name, what, deed = [*request.path.removeprefix(NODE_FAULTS_PATH).split("/"), "", ""][:3]
+        name, what, change = [*request.path.removeprefix(NODE_FAULTS_PATH).split("/"), "", ""][:3]
         async with self._one_by_one:
-            text = await self._befall(name, what, deed)
+            text = await self._change(name, what, change)
         return Response(200, msgspec.json.encode({"message": f"node {name}: {text}"}))
 
-    async def _befall(self, name: str, what: str, deed: str) -> str:
+    async def _change(self, name: str, what: str, change: str) -> str:
         node = self._cluster.nodes.get(name)
         if node is None:
             raise Refusal(404, f"no node of the playground is called {name}", name=name, kind="nodes")
-        if deed not in NODE_FAULTS.get(what, ()):
+        if change not in NODE_FAULTS.get(what, ()):
             raise Refusal(404, "the server could not find the requested resource")
-        if (deed != "back" and name in self._lost) or (deed == "back" and name not in self._lost):
+        if (change != "back" and name in self._lost) or (change == "back" and name not in self._lost):
             raise Refusal(409, f"node {name} is {'lost' if name in self._lost else 'not lost'}", name=name)
-        if what == "kubelet" and node.up is (deed == "start"):
+        if what == "kubelet" and node.up is (change == "start"):
             raise Refusal(409, f"the kubelet of node {name} {'runs' if node.up else 'does not run'}", name=name)
-        match deed:
+        match change:
             case "restart":
                 await node.stop_kubelet()
                 await node.start_kubelet()
@@ -178,7 +176,7 @@ class NodeFaults:
 
 
 async def turns(api: SimulatedApiServer, *watched: ServedKind, seconds: float = LOOK_SECONDS) -> AsyncIterator[None]:
-    """A turn now, then one after each change of these kinds, and one at least every so many seconds."""
+    """Yield now, after each change of these kinds, and at least every so many seconds."""
     changes = api.follow(*watched)
     try:
         while True:
@@ -193,7 +191,7 @@ async def turns(api: SimulatedApiServer, *watched: ServedKind, seconds: float = 
 
 
 async def supervise(cluster: SimulatedCluster) -> AsyncIterator[str]:
-    """Run the cluster, and say in one line each what happened. Endless."""
+    """Run the cluster forever, and yield a line for each thing that happens."""
     lines: asyncio.Queue[str] = asyncio.Queue()
     loops = (_kubelets, _control_plane, _upkeep, _cores, _events)
     tasks = [asyncio.create_task(loop(cluster, lines), name=loop.__name__) for loop in loops]
@@ -212,7 +210,7 @@ async def supervise(cluster: SimulatedCluster) -> AsyncIterator[str]:
 
 
 async def _kubelets(cluster: SimulatedCluster, lines: asyncio.Queue[str]) -> None:
-    """Each kubelet looks at the pods of its node."""
+    """Kubelets and played nodes handle their pods."""
     for worker in cluster.workers.values():
         worker.pods.say = lines.put_nowait
     pods = defaultdict[str, list[AnyJson]](list)
@@ -229,21 +227,21 @@ async def _kubelets(cluster: SimulatedCluster, lines: asyncio.Queue[str]) -> Non
 
 
 async def _control_plane(cluster: SimulatedCluster, lines: asyncio.Queue[str]) -> None:
-    """Claims are made and given up, volumes provisioned, budgets counted, and waiting pods scheduled."""
+    """Controllers handle claims, volumes and budgets; schedulers handle waiting pods."""
     scheduling = Scheduling(cluster.api, cluster.scheduler, cluster.asks_extender, lines.put_nowait)
     async for _ in turns(cluster.api, kinds.PODS, kinds.NODES, kinds.CLAIMS):
         sync_claims(cluster.api)
         provision(cluster.api)
         for budget in cluster.api.objects(kinds.BUDGETS):
             metadata = budget["metadata"]
-            with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # one that cannot be followed
+            with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # a malformed budget
                 status = budget_status(budget, cluster.api.objects(kinds.PODS))
                 cluster.api.patch_status(kinds.BUDGETS, metadata["name"], status, metadata["namespace"])
         await scheduling.look()
 
 
 def provision(api: SimulatedApiServer) -> None:
-    """Give each new PersistentVolumeClaim a volume of its own that every node can use."""
+    """Bind each new PersistentVolumeClaim to a new volume that every node can use."""
     for claim in api.objects(kinds.CLAIMS):
         metadata, spec = claim["metadata"], claim.get("spec") or {}
         if not spec.get("volumeName"):
@@ -255,7 +253,7 @@ def provision(api: SimulatedApiServer) -> None:
 
 
 async def _upkeep(cluster: SimulatedCluster, lines: asyncio.Queue[str]) -> None:
-    """What has ended is brought back, nodes that are silent are marked, and what the nodes have is written down."""
+    """Restart daemons, register deleted nodes, taint silent nodes, and report capacities."""
     lifecycle = NodeLifecycle(cluster.api)
     async for _ in turns(cluster.api, kinds.NODES):
         if (status := cluster.extender_status) is not None:
@@ -283,7 +281,7 @@ async def _upkeep(cluster: SimulatedCluster, lines: asyncio.Queue[str]) -> None:
 
 
 async def _cores(cluster: SimulatedCluster, _: asyncio.Queue[str]) -> None:
-    """Time passes for the cores of the nodes: the containers of their pods use them."""
+    """Advance the work counters of the nodes."""
     before = time.monotonic()
     while True:
         await asyncio.sleep(WORK_SECONDS)
@@ -294,7 +292,7 @@ async def _cores(cluster: SimulatedCluster, _: asyncio.Queue[str]) -> None:
 
 
 async def _events(cluster: SimulatedCluster, lines: asyncio.Queue[str]) -> None:
-    """What the extender writes about pods and nodes is said: why a gated pod waits, for instance."""
+    """Report the placement controller's events, such as why a gated pod waits."""
     changes = cluster.api.follow(kinds.EVENTS)
     while True:
         change = await changes.get()

@@ -1,12 +1,12 @@
-"""The pods that controllers make of people's objects, in their order.
+"""The pods that controllers create for workload objects, in order.
 
-The playground has no controllers, and no objects of these kinds. What matters to placement is made as they make it:
-owners, labels, annotations, affinities, and which pods exist only once another one is scheduled or ready. An object is
-told by group and kind: there are three kinds of Job. Left out are finalizers, services, volumes of a template, restarts
-and rolling updates. Facts: pkg/controller/{job,statefulset,daemon,cronjob} of Kubernetes 1.36; the sources of 2026-08
-of JobSet (pkg/controllers/jobset_controller.go, pkg/webhooks/pod_webhook.go), LeaderWorkerSet (the files of the same
-names), KubeRay (ray-operator/controllers/ray/common/pod.go), mpi-operator (pkg/controller/mpi_job_controller.go), the
-training operator (pkg/controller.v1/common/pod.go), its trainer v2 and Volcano (pkg/controllers/job).
+The playground has no such controllers or objects. The pods have what matters to placement: owners, labels, annotations,
+affinities, and which pod must be scheduled or ready first. An object is identified by group and kind, because there are
+three kinds of Job. Finalizers, services, volume templates, restarts and rolling updates are omitted. Sources:
+pkg/controller/{job,statefulset,daemon,cronjob} of Kubernetes 1.36; and, of 2026-08, JobSet
+(pkg/controllers/jobset_controller.go, pkg/webhooks/pod_webhook.go), LeaderWorkerSet (the same file names), KubeRay
+(ray-operator/controllers/ray/common/pod.go), mpi-operator (pkg/controller/mpi_job_controller.go), the training operator
+(pkg/controller.v1/common/pod.go), trainer v2 and Volcano (pkg/controllers/job).
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _KUBEFLOW, _VOLCANO = "training.kubeflow.org/", "volcano.sh/"
 
 
 class WorkloadError(Exception):
-    """No pods can be made of an object; the text says why."""
+    """No pods can be created for an object; the text says why."""
 
 
 class NoPodsError(WorkloadError):
-    """The controller of an object makes no pods of it as it is."""
+    """The controller of an object creates no pods."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadPod:
-    """A pod, and what it waits for before it is made.
+    """A pod, and what must happen before it is created.
 
-    ``after`` is the name of the pod that has to be scheduled first (with ``ready``: to run). With ``topology_key`` the
-    value of that label of that pod's node becomes a node selector of this pod.
+    The pod named ``after`` must be scheduled first, with ``ready`` also running. With ``topology_key``, this pod gets a
+    node selector with that label's value on the node of the pod ``after``.
     """
 
     manifest: AnyJson
@@ -52,10 +52,10 @@ class WorkloadPod:
 
 
 def kind_of(manifest: object) -> tuple[str, str]:
-    """Group and kind of an object; the group of Kubernetes' core is empty.
+    """Group and kind of an object; the core group is empty.
 
     Raises:
-        WorkloadError: it is no object of Kubernetes.
+        WorkloadError: not a Kubernetes object.
     """
     if not isinstance(manifest, dict) or not isinstance(manifest.get("kind"), str):
         raise WorkloadError(f"{type(manifest).__name__} has no name, expected objects of Kubernetes with a kind")
@@ -68,20 +68,20 @@ def kind_of(manifest: object) -> tuple[str, str]:
 
 
 def makes_pods(manifest: object) -> bool:
-    """Whether pods are made of such an object here.
+    """Whether this module creates pods for the object's kind.
 
     Raises:
-        WorkloadError: it is no object of Kubernetes.
+        WorkloadError: not a Kubernetes object.
     """
     return kind_of(manifest) in _MAKERS
 
 
 def pods_of(manifest: AnyJson, nodes: Sequence[str] = ()) -> list[WorkloadPod]:
-    """The pods of an object; a pod is its own. ``nodes`` are those that a DaemonSet may have a pod on.
+    """The pods of an object. ``nodes`` are the nodes for the pods of a DaemonSet.
 
     Raises:
-        WorkloadError: a kind without a controller here, or an object that cannot be read.
-        NoPodsError: its controller makes no pods of it.
+        WorkloadError: an unknown kind, or an object that cannot be read.
+        NoPodsError: its controller creates no pods.
     """
     group, kind = kind_of(manifest)
     if (group, kind) not in _MAKERS:
@@ -102,7 +102,7 @@ def pods_of(manifest: AnyJson, nodes: Sequence[str] = ()) -> list[WorkloadPod]:
 
 
 def _replicas(owner: AnyJson) -> Iterator[WorkloadPod]:
-    """A ReplicaSet, the one of a Deployment, or the ReplicationController of old."""
+    """A ReplicaSet, also of a Deployment, or a ReplicationController."""
     metadata, spec, kind, labels = owner["metadata"], owner["spec"], owner["kind"], dict[str, str]()
     if kind == "Deployment":
         labels = {"pod-template-hash": _key(metadata)[:10]}
@@ -137,7 +137,7 @@ def _daemon_set(owner: AnyJson, nodes: Sequence[str]) -> Iterator[WorkloadPod]:
 
 
 def _cron_job(owner: AnyJson) -> Iterator[WorkloadPod]:
-    """As if its time had come."""
+    """A job of now."""
     job, name = owner["spec"]["jobTemplate"], f"{owner['metadata']['name']}-{int(time.time()) // 60}"
     yield from () if owner["spec"].get("suspend") else _job(job | {"metadata": {**owner["metadata"], "name": name}})
 
@@ -232,7 +232,7 @@ def _ray_service(service: AnyJson) -> Iterator[WorkloadPod]:
 
 
 def _ray_job(job: AnyJson) -> Iterator[WorkloadPod]:
-    """Its cluster, unless it goes to one that is there, and the pod that submits it once the head runs."""
+    """Its cluster, unless it selects an existing one, and the submitter pod once the head runs."""
     spec, metadata = job["spec"], job["metadata"]
     head = ""
     if spec.get("rayClusterSpec") and not spec.get("suspend"):
@@ -248,12 +248,14 @@ def _ray_job(job: AnyJson) -> Iterator[WorkloadPod]:
 
 
 def _training_job(job: AnyJson) -> Iterator[WorkloadPod]:
-    """PyTorchJob, MPIJob and their kin: roles with replicas, all of which are made at once."""
+    """PyTorchJob, MPIJob and the like: roles with replicas. All pods are created at once."""
     spec, metadata, kind = job["spec"], job["metadata"], job["kind"]
     roles: Mapping[str, AnyJson] = next(roles for key, roles in spec.items() if key.lower().endswith("replicaspecs"))
     last = ""
     waits = spec.get("launcherCreationPolicy") == "WaitForWorkersReady"
-    for role, replicas in sorted(roles.items(), key=lambda entry: entry[0] == "Launcher"):  # which may wait for workers
+    for role, replicas in sorted(
+        roles.items(), key=lambda entry: entry[0] == "Launcher"
+    ):  # the launcher may wait for workers
         is_launcher = role == "Launcher"
         for index in range(0 if (spec.get("runPolicy") or {}).get("suspend") else int(replicas.get("replicas", 1))):
             name = f"{metadata['name']}-{role.lower()}{f'-{_suffix()}' if is_launcher else f'-{index}'}"
@@ -272,10 +274,7 @@ def _training_job(job: AnyJson) -> Iterator[WorkloadPod]:
 
 
 def _train_job(job: AnyJson) -> Iterator[WorkloadPod]:
-    """A TrainJob of the runtime ``torch-distributed`` and its like: one Job of so many nodes.
-
-    The playground has no runtimes; theirs is a container called ``node``.
-    """
+    """A TrainJob with a runtime like ``torch-distributed``: one Job with a container ``node``."""
     spec, metadata = job["spec"], job["metadata"]
     trainer: AnyJson = spec.get("trainer") or {}
     container = {"name": "node", "image": trainer.get("image", "pytorch")}
@@ -339,7 +338,7 @@ def _pod(
     labels: AnyJson | None = None,
     annotations: AnyJson | None = None,
 ) -> AnyJson:
-    """A pod of a template, with the object that controls it."""
+    """A pod of a template, controlled by ``owner``."""
     made = _with(template, labels or {}, annotations or {})
     owned = {"apiVersion": "v1", "kind": kind, "name": owner["name"], "uid": _uid(kind, owner), "controller": True}
     placed = {"name": name, "namespace": owner.get("namespace", "default"), "ownerReferences": [owned]}
@@ -347,7 +346,7 @@ def _pod(
 
 
 def _reachable(pod: AnyJson, hostname: str, subdomain: str | None = None) -> AnyJson:
-    """The pod with the name that a headless Service gives it; what its template says stays."""
+    """The pod with its name in a headless Service, unless its template has one."""
     named = {"hostname": hostname} | ({"subdomain": subdomain} if subdomain else {})
     return pod | {"spec": {**named, **pod["spec"]}}
 
@@ -359,7 +358,7 @@ def _with(template: AnyJson, labels: AnyJson, annotations: AnyJson) -> AnyJson:
 
 
 def _kept_together(pod: AnyJson, key: str, topology_key: str) -> AnyJson:
-    """The pod with the affinity to its own group, and the anti-affinity to other groups, of an exclusive topology."""
+    """The pod with an exclusive topology's affinity to its group, and anti-affinity to other groups."""
     own = {"key": key, "operator": "In", "values": [pod["metadata"]["labels"][key]]}
     others = [{"key": key, "operator": "Exists"}, own | {"operator": "NotIn"}]
     terms = {
@@ -379,10 +378,10 @@ def _uid(kind: str, owner: AnyJson) -> str:
 
 
 def _key(owner: AnyJson) -> str:
-    """What LeaderWorkerSet and JobSet label the pods of one group with."""
+    """The label value of a group's pods in LeaderWorkerSet and JobSet."""
     return hashlib.sha1(f"{owner.get('namespace', 'default')}/{owner['name']}".encode()).hexdigest()  # noqa: S324 - as they do
 
 
 def _suffix() -> str:
-    """What a name ends with that the API server completes."""
+    """A random suffix, as for ``generateName``."""
     return uuid.uuid4().hex[:5]

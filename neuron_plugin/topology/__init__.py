@@ -1,4 +1,4 @@
-"""Which Neuron device sets exist: instance types, links and allowed sets, as values."""
+"""Instance types, links and valid sets of Neuron devices, as values."""
 
 from neuron_plugin.topology.geometry import (
     MOST_CORES_PER_DEVICE,
@@ -8,12 +8,10 @@ from neuron_plugin.topology.geometry import (
     CoreMask,
     DeviceId,
     Geometry,
-    Topology,
     Unit,
     cores_in,
 )
 from neuron_plugin.topology.instances import (
-    BLOCKS,
     Catalogue,
     InstanceType,
     catalogue,
@@ -21,5 +19,5 @@ from neuron_plugin.topology.instances import (
     geometry_of,
     product_names,
 )
-from neuron_plugin.topology.links import TORUS_SIDE, can_link, links_of
+from neuron_plugin.topology.links import TORI, Grid, Topology, grids_of, links_of
 from neuron_plugin.topology.sets import free_sets, sets_by_count, valid_sets

@@ -1,7 +1,7 @@
-"""Which devices and EFA interfaces AWS counts as one group, for claims that ask for devices and network together.
+"""AWS's groups of devices and EFA interfaces, for claims that ask for devices and network together.
 
 A group's id is a hash of the PCI addresses of the EFA interfaces beside its devices. So AWS's driver for EFA and a
-driver of Neuron devices arrive at the same id. Addresses and hash: aws-neuron/connected-device-maps-over-efa-for-neuron
+driver of Neuron devices compute the same id. Addresses and hash: aws-neuron/connected-device-maps-over-efa-for-neuron
 (2026-11). Only the types with EFA have groups.
 """
 
@@ -37,7 +37,7 @@ _TYPE = re.compile(r"(?:ml\.)?([a-z0-9-]+)\.(?:32|48)xlarge")
 
 @lru_cache(maxsize=64)
 def device_groups(instance_type: str) -> tuple[Mapping[int, str], ...]:
-    """For each device of a type, the id of its group by the group's size; empty for a type without EFA."""
+    """For each device of a type, the ids of its groups by their size; empty for a type without EFA."""
     match = _TYPE.fullmatch(instance_type)
     family = _FAMILIES.get(match[1]) if match else None
     if family is None:
@@ -50,7 +50,7 @@ def device_groups(instance_type: str) -> tuple[Mapping[int, str], ...]:
 
 
 def _group_id(addresses: list[str], first: int, size: int) -> str:
-    """A single device's group is its interface; a larger one's a hash of the interfaces, each once and in order."""
+    """The id of a group: for one device its interface, else a hash of the sorted, unique interfaces."""
     if size == 1:
         return addresses[first]
     text = ",".join(sorted(set(addresses[first : first + size])))

@@ -1,9 +1,8 @@
 """The shape of one node's Neuron hardware, and cores as bit masks.
 
-Everything that is handed out is a mask of host-global *logical* cores. Core ``k`` of device ``N`` is bit
-``N * cores_per_device + k``, and a device is the mask of its cores. So "is it free", "does it overlap" and
-"which devices does it touch" are single integer operations, and a missing device is only a hole in a mask:
-no id ever moves.
+Every set is a mask of host-global *logical* cores. Core ``k`` of device ``N`` is bit ``N * cores_per_device + k``, and
+a device is the mask of its cores. So tests whether a set is free, or overlaps another, are single integer operations. A
+missing device is a hole in a mask: ids never change.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NewType
+
+from neuron_plugin.topology.links import TORI, Topology
 
 DeviceId = NewType("DeviceId", int)
 """N of ``/dev/neuronN``."""
@@ -26,27 +27,16 @@ CoreMask = NewType("CoreMask", int)
 NO_CORES = CoreMask(0)
 
 MOST_DEVICES = 64
-"""Of one node: four times as many as the largest there is."""
+"""Of one node: four times as many as the largest type has."""
 MOST_CORES_PER_DEVICE = 8
 """The Neuron driver's own limits (2.24.7 and 2.25.4); they bound every mask and table made from a geometry."""
 
 MOST_SHAPES = 64
-"""Shapes for which something is kept. A cluster has a dozen; the bound is for nodes that tell a new one each time."""
+"""Cached shapes. A cluster has a dozen; the bound is for nodes that publish a new shape each time."""
 
 
 class GeometryError(ValueError):
     """A geometry beyond the driver's limits; the text names the field, its value and the limit."""
-
-
-class Topology(enum.StrEnum):
-    """How a node's devices are linked."""
-
-    SINGLE = "single"
-    LINE = "line"
-    RING = "ring"
-    TORUS = "torus"
-    UNLINKED = "unlinked"
-    """Nothing known: only one device or all of them can be handed out."""
 
 
 class Unit(enum.StrEnum):
@@ -58,13 +48,13 @@ class Unit(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What decides which sets of one node may be handed out.
+    """The facts that decide which sets of one node are valid.
 
     ``device_count`` is the nominal count of the type: ids run from 0 to ``device_count - 1`` even when a chip is
-    missing. ``cores_per_device`` is logical (LNC applied), and 0 while no device has said so: nothing can be handed out
-    then. ``block_sizes`` are the device counts that are handed out as aligned blocks; empty means any run of
-    consecutive devices. ``core_block_sizes`` are the same for requests for cores, which are then aligned inside a
-    device, too; empty means those of devices.
+    missing. ``cores_per_device`` is logical (LNC applied), and 0 while it is unknown: then nothing can be handed out.
+    ``block_sizes`` are the device counts that are handed out as aligned blocks; empty means any run of consecutive
+    devices. ``core_block_sizes`` are the block sizes for requests for cores, which are then aligned inside a device,
+    too; empty means ``block_sizes``.
 
     Raises:
         GeometryError: a count is negative or above ``MOST_DEVICES`` or ``MOST_CORES_PER_DEVICE``.
@@ -83,9 +73,9 @@ class Geometry:
     device_masks: tuple[CoreMask, ...] = field(init=False, compare=False, repr=False)
     """The cores of each device."""
     shape: Geometry = field(init=False, compare=False, repr=False)
-    """What decides the sets and nothing else: one for all types that differ only by name, as Trn2 and Trn3 do."""
+    """The geometry without type and topology: types with the same sets, such as Trn2 and Trn3, share one."""
     _hash: int = field(init=False, compare=False, repr=False)
-    """Worked out once: much is remembered by geometry."""
+    """Computed once, because many caches are keyed by geometry."""
 
     def __hash__(self) -> int:
         return self._hash
@@ -105,13 +95,18 @@ class Geometry:
         shape = self if is_shape else _shape(*decides)
         object.__setattr__(self, "shape", shape)
 
+    def torus_place(self, device: int) -> tuple[int, int] | None:
+        """Row and column of a device on a torus, None elsewhere; rows of a second torus are numbered on."""
+        torus = TORI.get(self.topology)
+        return divmod(device, torus[1]) if torus else None
+
     def masks(self, unit: Unit) -> tuple[CoreMask, ...]:
-        """The cores behind every id of a unit, by id."""
+        """The cores of every id of a unit, by id."""
         cores = range(self.core_count)
         return self.device_masks if unit is Unit.DEVICE else tuple(CoreMask(1 << core) for core in cores)
 
     def mask_of(self, unit: Unit, ids: Iterable[int]) -> CoreMask:
-        """The cores behind ids of a unit; ids outside the geometry add nothing."""
+        """The cores of ids of a unit; ids outside the geometry are ignored."""
         is_device, mask = unit is Unit.DEVICE, 0
         count, size = (self.device_count, self.cores_per_device) if is_device else (self.core_count, 1)
         own = (1 << size) - 1
@@ -120,7 +115,7 @@ class Geometry:
         return CoreMask(mask)
 
     def ids_of(self, unit: Unit, mask: int) -> tuple[int, ...]:
-        """The ids of a mask in a unit, ascending; a device counts when all of its cores are in the mask."""
+        """The ids of a mask in a unit, ascending; a device counts if all of its cores are in the mask."""
         return self.whole_devices(mask) if unit is Unit.DEVICE else cores_in(mask)
 
     def device_mask(self, device: int) -> CoreMask:
@@ -128,7 +123,7 @@ class Geometry:
         return self.device_masks[device]
 
     def devices_mask(self, devices: Iterable[int]) -> CoreMask:
-        """The cores of several devices; ids outside the geometry add nothing."""
+        """The cores of several devices; ids outside the geometry are ignored."""
         return self.mask_of(Unit.DEVICE, devices)
 
     def devices_touched(self, mask: int) -> tuple[DeviceId, ...]:
@@ -154,7 +149,7 @@ def _shape(
 
 
 def cores_in(mask: int) -> tuple[CoreId, ...]:
-    """The core ids of a mask, which is not negative, ascending."""
+    """The core ids of a mask, ascending; the mask must not be negative."""
     cores = []
     while mask:
         lowest = mask & -mask

@@ -1,8 +1,8 @@
 """EC2 instance types with Neuron devices, as data.
 
-A known type says what sysfs cannot: how many devices there should be, and which sets the collectives support. Its links
-count, too, because the driver prints none once a chip is missing. The machine's own links decide where the type is
-unknown, or the machine has more devices than the type should (``links.topology_of``). Sources: Neuron driver 2.24.7 and
+A type has facts that sysfs has not: how many devices there should be, and which sets the collectives support. Its links
+are used, too, because the driver prints none once a chip is missing. The machine's own links decide if the type is
+unknown, or if the machine has more devices than the type (``links.topology_of``). Sources: Neuron driver 2.24.7 and
 2.25.4 (counts, links), SDK documentation to 2.32 (memory, valid counts), captured PCI bus numbers (NUMA nodes, constant
 per type).
 """
@@ -13,17 +13,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from neuron_plugin.topology.geometry import MOST_DEVICES, Geometry, Topology
-from neuron_plugin.topology.links import Links, topology_of
+from neuron_plugin.topology.geometry import MOST_DEVICES, Geometry
+from neuron_plugin.topology.links import Links, Topology, topology_of
 
-TORUS_BLOCKS = (1, 4, 8, 16)
-"""Device counts with collectives support on a torus: 2, 8, 16 or a multiple of 32 cores on Trn1."""
-
-BLOCKS: Mapping[Topology, tuple[int, ...]] = {Topology.TORUS: TORUS_BLOCKS, Topology.UNLINKED: (1,)}
-"""Device counts that are handed out as aligned blocks, where nothing else is said; elsewhere any run will do."""
-
-TORUS_CORE_BLOCKS = (1, 2, 4, 8, 16)
-"""The same for slices of cores on Trn2 and Trn3: two neighbouring devices, too. AWS's tutorial for vLLM puts eight
+_TORUS_BLOCKS = Topology.TORUS.blocks
+_TORUS_CORE_BLOCKS = (1, 2, 4, 8, 16)
+"""For slices of cores on Trn2 and Trn3, which may span two neighbouring devices: AWS's tutorial for vLLM puts eight
 slices of eight logical cores on a trn2.48xlarge (LNC 2). Two devices by count are refused, as by AWS."""
 
 _FAMILY = re.compile(r"[a-z]+[0-9]+")
@@ -33,9 +28,9 @@ _FAMILY = re.compile(r"[a-z]+[0-9]+")
 class InstanceType:
     """One EC2 type. ``cores_per_device`` is physical; ``logical_core_size`` is the default LNC.
 
-    ``block_sizes`` and ``core_block_sizes`` are those of ``Geometry``. ``numa_nodes`` gives the NUMA node of each
-    device by id, and is empty where it is not known. ``amounts`` says how much of something each device has, for pods
-    that share a device by its cores; memory is among them by itself.
+    For ``block_sizes`` and ``core_block_sizes`` see ``Geometry``. ``numa_nodes`` has the NUMA node of each device by
+    id, and is empty if unknown. ``amounts`` are the amounts of each device, for pods that share a device by its cores;
+    memory need not be among them.
     """
 
     name: str
@@ -52,17 +47,17 @@ class InstanceType:
 
     @property
     def device_amounts(self) -> tuple[tuple[str, int], ...]:
-        """What each device has by name; memory in MiB."""
+        """The amounts of each device by name, with memory in MiB."""
         memory = (("memory", self.memory_gib * 1024),) if self.memory_gib else ()
         return (*memory, *self.amounts)
 
     @property
     def geometry(self) -> Geometry:
-        """That of a complete machine with the default LNC."""
+        """The geometry of a complete machine with the default LNC."""
         return self.geometry_with(self.cores_per_device // self.logical_core_size)
 
     def geometry_with(self, cores_per_device: int) -> Geometry:
-        """That of a complete machine with so many logical cores a device.
+        """The geometry of a complete machine with so many logical cores per device.
 
         Raises:
             GeometryError: a count is beyond the driver's limits.
@@ -81,7 +76,7 @@ def family_of(instance_type: str) -> str:
 
 
 def catalogue(extra: Iterable[InstanceType] = ()) -> dict[str, InstanceType]:
-    """The types shipped with this package by name, with the user's ``extra`` ones added or replacing them."""
+    """The shipped types by name, with the user's ``extra`` types, which replace types of the same name."""
     return {instance.name: instance for instance in (*SHIPPED, *extra)}
 
 
@@ -94,11 +89,11 @@ def product_names(types: Catalogue) -> frozenset[str]:
 def geometry_of(
     types: Catalogue, instance_type: str, *, device_ids: Iterable[int], cores_per_device: int, links: Links
 ) -> Geometry:
-    """The geometry of a machine from its type if that is known, else from what its sysfs says.
+    """The geometry of a machine, from its type if known, else from its sysfs.
 
-    ``cores_per_device`` is logical, as read on the machine. A machine with more devices than its type should have is
-    believed over the type; ids the driver cannot have (``MOST_DEVICES`` and above) are passed over. HyperPod's ``ml.``
-    in front of a type's name means nothing.
+    ``cores_per_device`` is logical, as read on the machine. If the machine has more devices than its type, the machine
+    decides; ids that the driver cannot have (``MOST_DEVICES`` and above) are ignored. HyperPod's prefix ``ml.`` of a
+    type's name is ignored.
 
     Raises:
         GeometryError: ``cores_per_device``, or the count of the user's own type, is beyond the driver's limits.
@@ -108,7 +103,7 @@ def geometry_of(
     if known and seen <= known.devices:
         return known.geometry_with(cores_per_device)
     topology = topology_of(links)
-    return Geometry(instance_type or "unknown", topology, seen, cores_per_device, BLOCKS.get(topology, ()))
+    return Geometry(instance_type or "unknown", topology, seen, cores_per_device, topology.blocks)
 
 
 def _inf1(name: str, devices: int, topology: Topology) -> InstanceType:
@@ -120,15 +115,15 @@ def _inf2(name: str, devices: int, topology: Topology, numa: tuple[int, ...] = (
 
 
 def _trn1(name: str, numa: tuple[int, ...] = ()) -> InstanceType:
-    return InstanceType(name, "Trainium1", 16, 2, 32, Topology.TORUS, 1, TORUS_BLOCKS, numa_nodes=numa)
+    return InstanceType(name, "Trainium1", 16, 2, 32, Topology.TORUS, 1, _TORUS_BLOCKS, numa_nodes=numa)
 
 
 def _trn2(name: str, numa: tuple[int, ...] = ()) -> InstanceType:
-    return InstanceType(name, "Trainium2", 16, 8, 96, Topology.TORUS, 2, TORUS_BLOCKS, TORUS_CORE_BLOCKS, numa)
+    return InstanceType(name, "Trainium2", 16, 8, 96, Topology.TORUS, 2, _TORUS_BLOCKS, _TORUS_CORE_BLOCKS, numa)
 
 
 def _trn3(name: str) -> InstanceType:
-    return InstanceType(name, "Trainium3", 16, 8, 144, Topology.TORUS, 2, TORUS_BLOCKS, TORUS_CORE_BLOCKS)
+    return InstanceType(name, "Trainium3", 16, 8, 144, Topology.TORUS, 2, _TORUS_BLOCKS, _TORUS_CORE_BLOCKS)
 
 
 _TRN1_NUMA = (0, 0, 1, 1) * 4

@@ -1,11 +1,11 @@
-"""Which sets of cores may be handed out together, per geometry and count.
+"""The valid sets of cores, by geometry and count.
 
-A set is *valid* when the hardware links its devices, or it is the whole machine, and the runtime can address it. That
-is consecutive ids on a line or ring (Inf1, Inf2), never across the wrap (the driver offsets by the first device only).
-On a torus (Trn1, Trn2) it is one device, a row, two aligned rows or all. Cores of more than one device begin with a
-device's first. Where blocks rule, cores are aligned inside a device, too. On Trn2 a slice that does not start at a
-multiple of its own width fails in warm-up, long after its pod started (AWS's tutorial for vLLM,
-tutorial-epd-1e-1pd-xeypd.md). Computed once per shape; callers only test masks against these tuples.
+A set is *valid* if the hardware links its devices or it is the whole machine, and the runtime can address it. On a line
+or ring (Inf1, Inf2) that are consecutive ids, never across the wrap (the driver offsets by the first device only). On a
+torus (Trn1, Trn2) it is one device, a row, two aligned rows or all. Cores of more than one device begin with the first
+core of a device. With block sizes, cores are aligned inside a device, too. On Trn2 a slice that does not start at a
+multiple of its own width fails in warm-up, long after its pod has started (AWS's tutorial for vLLM,
+tutorial-epd-1e-1pd-xeypd.md). Sets are computed once per shape; callers only test masks against these tuples.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from functools import lru_cache
 from neuron_plugin.topology.geometry import MOST_SHAPES, CoreMask, Geometry, Unit
 
 _MOST_STATES = 4096
-"""Free masks whose sets are remembered."""
+"""Free masks whose sets are cached."""
 
 
 def valid_sets(geometry: Geometry, unit: Unit, count: int) -> tuple[CoreMask, ...]:
-    """Every valid set of ``count`` devices or cores, lowest ids first; empty when the count can never be met."""
+    """Every valid set of ``count`` devices or cores, lowest ids first; empty if the count can never be met."""
     return sets_by_count(geometry.shape, unit).get(count, ())
 
 
 @lru_cache(maxsize=_MOST_STATES)
 def free_sets(geometry: Geometry, free_mask: CoreMask) -> Mapping[int, int]:
-    """How many valid sets of devices lie in ``free_mask``, by the count of devices. They overlap: only one may be had.
+    """How many valid sets of devices lie in ``free_mask``, by the count of devices. Sets may overlap.
 
-    A cluster of thousands of nodes has few different answers, so they are remembered.
+    A cluster of thousands of nodes has few different answers, so they are cached.
     """
     every = sets_by_count(geometry, Unit.DEVICE)
     return {count: sum(mask & free_mask == mask for mask in masks) for count, masks in every.items()}
@@ -36,7 +36,7 @@ def free_sets(geometry: Geometry, free_mask: CoreMask) -> Mapping[int, int]:
 
 @lru_cache(maxsize=MOST_SHAPES * len(Unit))
 def sets_by_count(geometry: Geometry, unit: Unit) -> Mapping[int, tuple[CoreMask, ...]]:
-    """All valid sets by count, ascending: a count from outside is looked up, never computed with."""
+    """All valid sets by count, ascending. Counts from outside are only looked up here."""
     if not geometry.core_count:
         return {}
     size, blocks = geometry.cores_per_device, geometry.block_sizes
@@ -51,9 +51,9 @@ def sets_by_count(geometry: Geometry, unit: Unit) -> Mapping[int, tuple[CoreMask
 
 
 def _starts(geometry: Geometry, cores: int, blocks: tuple[int, ...]) -> Sequence[int]:
-    """The first cores of all valid sets of so many.
+    """The first cores of all valid sets of so many cores.
 
-    Inside a device any window is valid. Larger ones begin with a device. Where blocks rule, larger ones are whole
+    Inside a device any window is valid; larger sets begin with a device. With block sizes, larger sets are whole
     devices, and inside a device a power of two begins at a multiple of itself, any other number with the device.
     """
     size, count = geometry.cores_per_device, geometry.device_count

@@ -1,3 +1,3 @@
-"""The picture: one page that shows the cluster's devices as they are, and how they were used."""
+"""The live page: it shows the cluster's devices and their use over time."""
 
 from neuron_plugin.ui.pages import Picture

@@ -1,13 +1,13 @@
-"""``GET /ui/``: a live page of the cluster's devices, beside the monitor API, whose client it is.
+"""``GET /ui/``: a live page of the cluster's devices, which is a client of the monitor API.
 
 The page is static: HTML, CSS and JavaScript modules of this package, without a build step. Its data are lists and
-watches of ``neuronnodes`` and ``neuronpods``, and for a pod that waits ``/explain``. From here come a table for
-browsers without JavaScript, and what no watch can say afterwards: how many devices were used at what time, and which
-pods were evicted to make room.
+watches of ``neuronnodes`` and ``neuronpods``, and ``/explain`` for a waiting pod. This module adds a table for browsers
+without JavaScript, and the past that no watch shows: the number of used devices over time, and the pods that were
+evicted to make room.
 
-With a token every page about the cluster on this port asks for it, not these alone; probes and metrics stay open. It is
-taken as a bearer token, or as the password of HTTP's basic authentication: a browser asks for that by itself and sends
-it with every request of the page, so no script has to keep it.
+If there is a token, all pages about the cluster on this port require it, not only these; probes and metrics stay open.
+It is a bearer token, or the password of HTTP's basic authentication: a browser asks for the password and sends it with
+every request, so no script has to store it.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ MOST_SAMPLES = 960
 """Eight hours, some 100 KB."""
 
 SHARED_SECONDS = 5.0
-"""For how long what is worked out for one page is given to all: what waiting pods can expect takes 0.2 s of CPU for 20
-pods and 1000 nodes, the tree of the network 0.1 s for 5000 nodes."""
+"""How long an answer is shared by all pages: the outlook of waiting pods takes 0.2 s of CPU for 20 pods and 1000 nodes,
+the tree of the network 0.1 s for 5000 nodes."""
 
 OPEN_PAGES = frozenset({"/healthz", "/readyz", "/metrics"})
-"""What the kubelet and Prometheus ask for, without credentials."""
+"""Pages for the kubelet and Prometheus, which send no credentials."""
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _HEADERS = {
@@ -69,15 +69,15 @@ _ASK_FOR_TOKEN = {"WWW-Authenticate": 'Basic realm="neuron-plugin: the token is 
 
 
 def use_document(samples: Iterable[Use]) -> bytes:
-    """``use.json``: when, and how many devices were what, of each sample."""
+    """``use.json``: the time and the numbers of devices by state, for each sample."""
     found = [(time_at(each.at), *each[1:]) for each in samples]
     return msgspec.json.encode({"seconds": SAMPLE_SECONDS, "samples": found})
 
 
 class Picture:
-    """The page of one extender. ``token`` empty asks for none.
+    """The page of one extender. An empty ``token`` requires none.
 
-    ``prometheus_url``: who remembers the use before this process began; empty: nobody.
+    ``prometheus_url`` is the Prometheus that has the use before this process began; empty without one.
     """
 
     on_both_ports = False
@@ -91,7 +91,7 @@ class Picture:
         self._files = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
 
     async def run(self, state: ClusterState) -> NoReturn:
-        """Count the devices every half minute; some 10 ms for a thousand nodes, in a thread."""
+        """Count the devices every half minute, in a thread: some 10 ms for a thousand nodes."""
         asked = not self._prometheus_url
         while True:
             use = await asyncio.to_thread(use_of, list(state.nodes.values()), int(time.time()))
@@ -101,14 +101,14 @@ class Picture:
             await asyncio.sleep(SAMPLE_SECONDS)
 
     def stop(self) -> None:
-        """Nothing is left to do."""
+        """Nothing to do."""
 
     def metrics(self, state: ClusterState, *, leading: bool) -> Iterable[Metric]:  # noqa: ARG002 - a protocol
-        """None: the page shows what others measure."""
+        """None: the page has no metrics of its own."""
         return ()
 
     async def _remember(self) -> bool:
-        """Put what Prometheus knows before the first sample; whether it has answered. Else it is asked again."""
+        """Put Prometheus's samples before the first one. Returns whether it answered; otherwise it is asked again."""
         until = self._samples[0].at - SAMPLE_SECONDS if self._samples else time.time()
         room = MOST_SAMPLES - len(self._samples)
         try:
@@ -127,7 +127,7 @@ class Picture:
         api: ApiServer | None = None,
         ready: Readiness | None = None,  # noqa: ARG002 - a protocol
     ) -> list[web.RouteDef]:
-        """The page, its files, its table and its numbers; without an ``api`` pods have no events."""
+        """The routes of the page, its files, table and numbers; without an ``api`` pods have no events."""
 
         async def index(_: web.Request) -> web.Response:
             return self._file("index.html")
@@ -176,7 +176,7 @@ class Picture:
         return [*routes, web.get("/ui/events/{namespace}/{pod}", events), web.get("/ui/{name}", file)]
 
     def guard(self) -> list[Middleware]:
-        """What asks for the token, if there is one."""
+        """The middleware that requires the token, if there is one."""
 
         @web.middleware
         async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -207,7 +207,7 @@ class Picture:
 
 
 class _Shared:
-    """An answer in JSON that is worked out once for all pages that ask within some seconds."""
+    """An answer in JSON that is computed once for all pages that ask within some seconds."""
 
     def __init__(self, work_out: Callable[[], Awaitable[object]]) -> None:
         self._work_out = work_out
@@ -215,7 +215,7 @@ class _Shared:
         self._known = -SHARED_SECONDS, b""
 
     async def answer(self, _: web.Request) -> web.Response:
-        """What was worked out last, if that is not long ago."""
+        """The last answer, or a new one if the last is too old."""
         async with self._lock:
             at, body = self._known
             if time.monotonic() - at > SHARED_SECONDS:
@@ -229,7 +229,7 @@ def _tree_of(nodes: Iterable[NodeInfo], levels: Iterable[str]) -> DomainView:
 
 
 def table_page(nodes: Iterable[NodeView], pods: Iterable[PodView]) -> str:
-    """The cluster as two tables, for browsers without JavaScript and for readers of screens."""
+    """The cluster as two tables, for browsers without JavaScript and for screen readers."""
     node_rows = sorted(
         (
             node.name,

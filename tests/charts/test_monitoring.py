@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from neuron_plugin.allocation.rejection import CORDONED, NODE_REFUSALS
-from neuron_plugin.placement.metrics import ExtenderMetrics, device_seconds, state_metrics
-from neuron_plugin.placement.state import ClusterState
-from neuron_plugin.plugin.status import METRICS, PREFIX
+from neuron_plugin.placement import metrics as extender_metrics
+from neuron_plugin.plugin import metrics as plugin_metrics
 from tests.charts.manifests import of_each, of_kind, pod_templates
 from tests.charts.rendering import CHART, Manifest
 
@@ -25,15 +24,13 @@ _NAME = re.compile(r"\b((?:neuron|kube|kubelet)_[a-z_]+|up)\b(?=\{|\[|\)| |$)")
 
 def own_series() -> set[str]:
     """The names of every series that the daemons can have."""
-    families = [*ExtenderMetrics().registry.collect(), device_seconds({})]
-    families += state_metrics(
-        ClusterState(), ages={}, unseen=0, under_way=0, leading=True, endings={}, now=0.0, unix_now=0.0
-    )
-    own = set()
-    for name, (kind, _labels, _meaning) in METRICS.items():
-        own |= {PREFIX + name + suffix for suffix in (["_bucket", "_sum", "_count"] if kind == "histogram" else [""])}
-    suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"], "gauge": [""], "info": ["_info"]}
-    return own | {family.name + suffix for family in families for suffix in suffixes[family.type]}
+    suffixes = {"histogram": ("_bucket", "_sum", "_count")}
+    return {
+        table.prefix + name + suffix
+        for table in (plugin_metrics.METRICS, extender_metrics.METRICS)
+        for name, (kind, *_) in table.rows.items()
+        for suffix in suffixes.get(kind, ("",))
+    }
 
 
 def alerts() -> Iterator[Manifest]:

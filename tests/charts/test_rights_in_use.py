@@ -12,7 +12,6 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from neuron_plugin.allocation import Resource
-from neuron_plugin.allocation.keys import ALLOCATED_KEY
 from neuron_plugin.simulation import NODE_NAME, SimulatedCluster, pod_manifest
 from neuron_plugin.simulation.api_server_kinds import EVENTS
 from tests.charts.manifests import of_kind
@@ -60,7 +59,6 @@ async def cluster(server: StandInApiServer, access: Access) -> AsyncIterator[Sim
     with TemporaryDirectory(prefix="np-") as directory:
         types = {NODE_NAME: "inf2.24xlarge"}
         async with SimulatedCluster(Path(directory), types, daemon_flags=CONDITIONS, api=server) as simulated:
-            await simulated.worker.wait_until_offered(Resource.NEURONCORE, 12)
             yield simulated
 
 
@@ -85,7 +83,7 @@ async def place_a_pod_though_the_binding_s_answer_is_lost(cluster: SimulatedClus
     server.fail(Fault(Match(path="/binding$"), lose_answer=True))
     await cluster.bind("first")
     await cluster.admit("first")
-    await cluster.wait_for_annotation("first", ALLOCATED_KEY, "true")
+    await cluster.wait_until_allocated("first")
 
 
 async def test_p81_the_daemons_need_every_right_they_have_and_no_other(

@@ -51,7 +51,7 @@ def test_p82_values_offer_every_setting_that_the_chart_does_not_set_itself(defin
     assert set(DEFINITIONS[definition]["properties"]) == settings - SET_BY_THE_CHART.get(definition, set())
 
 
-def test_p82_the_schema_of_health_rules_is_the_daemon_s() -> None:
+def test_p82_the_schema_of_health_rules_and_topologies_is_the_daemon_s() -> None:
     assert schema() == SCHEMA.read_text(encoding="utf-8"), "write it: python -m tests.charts.values_table"
 
 

@@ -1,4 +1,4 @@
-"""What is made of other files in the chart: the table of values in its README, and the schema of the health rules."""
+"""What is made of other files in the chart: the table of values in its README, and parts of the schema of values."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 
 from neuron_plugin.plugin.health import Action, HealthRules, SignalRule
 from neuron_plugin.settings import _kind_of
+from neuron_plugin.topology import Topology
 from tests.charts.rendering import CHART, Manifest, default_values
 
 README = CHART / "README.md"
@@ -69,12 +70,13 @@ def readme() -> str:
 
 
 def schema() -> str:
-    """The schema of values with the health rules of today: a new signal stands there by itself."""
+    """The schema of values with the health rules and topologies of today: a new one stands there by itself."""
     known = json.loads(SCHEMA.read_text(encoding="utf-8"))
     structs: dict[str, type[msgspec.Struct]] = {"signalPolicy": SignalRule, "healthSettings": HealthRules}
     for name, struct in structs.items():
         properties = {field.encode_name: _property(_kind_of(field)) for field in msgspec.structs.fields(struct)}
         known["definitions"][name] = {"type": "object", "additionalProperties": False, "properties": properties}
+    known["definitions"]["instanceType"]["properties"]["topology"]["enum"] = [topology.value for topology in Topology]
     return json.dumps(known, indent=2, ensure_ascii=False) + "\n"
 
 

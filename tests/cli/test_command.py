@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -24,6 +26,7 @@ from neuron_plugin.cli.command import (
     on_terminal,
     print_lines,
     printable,
+    program,
     show,
     table,
 )
@@ -240,3 +243,19 @@ def test_items_are_in_the_order_of_a_field_whatever_it_holds() -> None:
     assert ordered == [None, {"x": 1}, [1, 2], 3, "n-9", "n-10"]
     assert in_order(items, "") == tuple(items)
     assert in_order([], ".nosuch") == ()
+
+
+@pytest.mark.parametrize("typed", ["./neuron-plugin", ".venv/bin/neuron-plugin"])
+def test_a_hint_names_the_program_as_it_was_typed(monkeypatch: pytest.MonkeyPatch, typed: str) -> None:
+    monkeypatch.setattr(sys, "argv", [typed])
+    assert program() == typed
+
+
+def test_a_hint_is_short_where_the_program_is_on_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "neuron-plugin").write_text("#!/bin/sh\n")
+    (tmp_path / "neuron-plugin").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "neuron-plugin")])
+    assert program() == "neuron-plugin"
+    monkeypatch.setattr(sys, "argv", ["/somewhere/main.py"])
+    subprocess.run([*program().split(), "--version"], check=True, stdout=subprocess.DEVNULL)  # noqa: S603 - ourselves

@@ -121,7 +121,7 @@ def test_what_kubectl_prints_makes_the_same_plan(
 
 def test_a_simulated_cluster_can_be_planned(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "cluster.json"
-    small = ("--nodes", "trn1.32xlarge=4", "--pods", "300", "--seeds", "1", "--load", "1.5", "--waiting")
+    small = ("--nodes", "trn1.32xlarge=4", "--pods", "50", "--seeds", "1", "--load", "1.2", "--waiting")
     assert cli("simulate", "cluster", *small, "--save", file).status == 0
     found = json.loads(cli("plan", "-f", file, "-o", "json").out)
     assert found["waiting"]

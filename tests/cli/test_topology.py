@@ -7,14 +7,15 @@ from typing import TypeAlias
 
 import pytest
 
+from neuron_plugin import topology as topologies
 from neuron_plugin.allocation import Allocation, Ledger, PodReference, PodUid, Resource
 from neuron_plugin.cli.command import Segment
-from neuron_plugin.cli.topology import TO_ASCII, Grid, grids_of, undrawn
+from neuron_plugin.cli.topology import LONGEST_ROW, TO_ASCII, undrawn
 from neuron_plugin.cli.topology import drawn as lines_of
 from neuron_plugin.cli.topology import occupancy as occupancy_of
 from neuron_plugin.inspection import ShownNode
 from neuron_plugin.simulation import SimulatedNode
-from neuron_plugin.topology import CoreMask, InstanceType, Topology, links_of
+from neuron_plugin.topology import CoreMask, Grid, InstanceType, Topology, links_of
 from neuron_plugin.topology.instances import SHIPPED
 from tests.cli.doubles import Cli, Hold
 from tests.inspection.cases import looked
@@ -68,6 +69,10 @@ def test_neighbouring_letters_differ_in_colour(make_node: MakeNode, count: int) 
     assert all(one != other for one, other in pairwise(styles))
 
 
+def grids_of(topology: Topology, count: int) -> tuple[Grid, ...]:
+    return topologies.grids_of(topology, count, LONGEST_ROW)
+
+
 def drawn(topology: Topology, count: int, cores: str = "..", links: Mapping[int, frozenset[int]] | None = None) -> str:
     nominal = links_of(topology, count) if links is None else links
     texts = []
@@ -78,34 +83,12 @@ def drawn(topology: Topology, count: int, cores: str = "..", links: Mapping[int,
     return "\n\n".join(texts)
 
 
-def rows(grid: Grid) -> list[list[int]]:
-    """Device ids as they stand."""
-    lines: dict[int, dict[int, int]] = {}
-    for device, (row, column) in grid.places.items():
-        lines.setdefault(row, {})[column] = device
-    return [[line[column] for column in sorted(line)] for _, line in sorted(lines.items())]
-
-
 def test_a_missing_device_has_no_links() -> None:
     links = {device: near - {1} for device, near in links_of(Topology.TORUS, 16).items() if device != 1}
     lines = drawn(Topology.TORUS, 16, links=links).splitlines()
     assert lines[0] == "      ╎                   ╎         ╎"
     assert lines[2] == "╌╌┤ 0    │  │ 1    │  │ 2    ├──┤ 3    ├╌╌"
     assert lines[5] == "      │                   │         │"
-
-
-def test_thirty_two_devices_are_two_tori() -> None:
-    first, second = grids_of(Topology.TORUS, 32)
-    assert rows(first)[0] == [0, 1, 2, 3]
-    assert rows(second)[3] == [28, 29, 30, 31]
-    assert undrawn((first, second), links_of(Topology.TORUS, 32)) == []
-
-
-def test_a_long_line_turns_like_a_snake() -> None:
-    (grid,) = grids_of(Topology.LINE, 10)
-    assert rows(grid) == [[0, 1, 2, 3, 4, 5, 6, 7], [9, 8]]
-    assert grid.places[8][1] == 7, "below its neighbour 7"
-    assert undrawn((grid,), links_of(Topology.LINE, 10)) == []
 
 
 @pytest.mark.parametrize("instance", SHIPPED, ids=lambda instance: instance.name)

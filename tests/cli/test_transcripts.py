@@ -138,7 +138,10 @@ class Scene:
         file.write_text(json.dumps(found))
 
     def node(self, text: str) -> None:
-        """``node sick inf2.xlarge missing=0 unhealthy=2:ECC disabled=3 cordoned zone=a``, its labels last."""
+        """``node sick inf2.xlarge missing=0 unhealthy=2:ECC disabled=3 cordoned zone=a``, its labels last.
+
+        ``vendors``: only the vendor's plugin has described it.
+        """
         name, kind, *words = text.split()
         found: dict[str, Any] = {}
         labels: dict[str, str] = {}
@@ -148,6 +151,8 @@ class Scene:
                     found[key] = [int(each) for each in value.split(",")]
                 case "unhealthy":
                     found[key] = {int(each): why.replace("_", " ") for each, _, why in [value.partition(":")]}
+                case "vendors":
+                    found["inventory"] = False
                 case "cordoned":
                     pass
                 case _:
@@ -159,6 +164,16 @@ class Scene:
     def plain_node(self, name: str) -> None:
         """One that a plugin has described, and nothing else is known of."""
         self.server.create_node({"metadata": {"name": name, "annotations": {INVENTORY_KEY: "{}"}}})
+
+    def cpu_node(self, name: str) -> None:
+        """One without Neuron."""
+        self.server.create_node({"metadata": {"name": name}, "status": {"allocatable": {"cpu": "8", "pods": "110"}}})
+
+    def saved(self, name: str) -> None:
+        """What ``kubectl get nodes,pods -A -o json`` prints is in a file of the person's home."""
+        kinds = api_server_kinds.NODES, api_server_kinds.PODS
+        items = [item for kind in kinds for item in self.server.objects(kind)]
+        (self._home / name).write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
 
     def label(self, text: str) -> None:
         name, *labels = text.split()

@@ -183,8 +183,8 @@ async def test_a_stream_that_is_refused_raises_what_the_server_said(
 
 async def test_a_silent_stream_is_unreachable(server: StandInApiServer, api: KubernetesApi) -> None:
     assert server.open_watches == 0
-    async with api.stream(WATCH, silence_seconds=0.05) as lines:
-        with pytest.raises(UnreachableError, match="GET /api/v1/pods"):
+    with pytest.raises(UnreachableError, match="GET /api/v1/pods"):  # also where the answer begins too late
+        async with api.stream(WATCH, silence_seconds=0.05) as lines:
             await anext(lines)
 
 

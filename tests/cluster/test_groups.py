@@ -66,8 +66,16 @@ def test_a_rank_of_its_own_comes_before_any_index(says: dict[str, str], _: objec
         ({f"{LWS}name": "s", f"{LWS}group-index": "2", f"{LWS}worker-index": "1", f"{LWS}size": "3"}, "s/2", 3, (1,)),
         ({f"{KUEUE}pod-group-name": "k", f"{KUEUE}pod-group-total-count": "5"}, "k", 5, None),
         (OWN_GROUP | {f"{KUEUE}pod-group-name": "k"}, "g", 4, None),
+        (OWN_GROUP | {f"{LWS}name": "s", f"{LWS}group-index": "2", f"{LWS}size": "2"}, "g", 4, None),
+        (OWN_GROUP | {f"{LWS}name": "s", f"{LWS}group-index": "2", f"{LWS}size": "4"}, "s/2", 4, None),
     ],
-    ids=["a replica of a LeaderWorkerSet", "Kueue's pod group", "our annotation comes first"],
+    ids=[
+        "a replica of a LeaderWorkerSet",
+        "Kueue's pod group",
+        "our annotation comes first",
+        "a whole LeaderWorkerSet",
+        "our annotation gives the size of a replica",
+    ],
 )
 def test_which_group_a_pod_is_one_of(says: dict[str, str], name: str, size: int, rank: tuple[int, ...] | None) -> None:
     found = member(says)

@@ -17,7 +17,7 @@ from neuron_plugin.cluster.client import KubernetesApi
 from neuron_plugin.cluster.leases import Election, ObservedLease
 from neuron_plugin.cluster.objects import LEASES, Lease
 from neuron_plugin.cluster.writes import LeaseName
-from neuron_plugin.simulation import api_server as stand_in
+from neuron_plugin.simulation import api_server_kinds as kinds
 from tests.cluster.elections import Electing, News
 from tests.support.api_server import StandInApiServer
 
@@ -197,11 +197,11 @@ async def test_an_election_over_the_real_transport(server: StandInApiServer, api
     async with asyncio.timeout(5):
         while not news.changes:
             await asyncio.sleep(0.005)
-    lease = server.get(stand_in.LEASES, "neuron-extender", "kube-system")
+    lease = server.get(kinds.LEASES, "neuron-extender", "kube-system")
     assert lease["spec"]["holderIdentity"] == "me"
     assert lease["metadata"]["annotations"] == {"neuron-plugin.io/holder-url": "https://[fd00::1]:12345"}
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    lease = server.get(stand_in.LEASES, "neuron-extender", "kube-system")
+    lease = server.get(kinds.LEASES, "neuron-extender", "kube-system")
     assert lease["spec"]["holderIdentity"] == ""
     assert not lease["metadata"].get("annotations")

@@ -15,9 +15,8 @@ from neuron_plugin.cluster.api import ApiError, ApiRequest, UnreachableError, se
 from neuron_plugin.cluster.client import KubernetesApi
 from neuron_plugin.cluster.objects import HOLDER_URL_KEY, LEASES, NODES, Lease, ObjectReference
 from neuron_plugin.cluster.pods import PODS
-from neuron_plugin.cluster.writes import LeaseName
-from neuron_plugin.placement.extender.binding import bind_pod
-from neuron_plugin.simulation import api_server as stand_in
+from neuron_plugin.cluster.writes import LeaseName, bind_pod
+from neuron_plugin.simulation import api_server_kinds as kinds
 from tests.support.api_server import Fault, Match, StandInApiServer
 
 Manifest = Callable[..., dict[str, Any]]
@@ -81,7 +80,7 @@ async def test_t39_a_binding_for_another_uid_is_refused_and_nothing_written(
     server.create_pod(pod("a", uid="uid-new"))
     refusal = await refusal_of(api, binding())
     assert refusal.other_object
-    assert "nodeName" not in server.get(stand_in.PODS, "a", "default")["spec"]
+    assert "nodeName" not in server.get(kinds.PODS, "a", "default")["spec"]
 
 
 async def test_t40_after_a_lost_answer_the_pod_read_back_tells(
@@ -112,11 +111,11 @@ async def test_annotations_are_changed_through_the_status(
     request = writes.describe_pod(namespace="default", name="a", uid="uid-a", annotations=change)
     assert request.path == "/api/v1/namespaces/default/pods/a/status"
     await send(api, request, timeout_seconds=5)
-    assert server.get(stand_in.PODS, "a", "default")["metadata"]["annotations"] == {
+    assert server.get(kinds.PODS, "a", "default")["metadata"]["annotations"] == {
         "theirs": "1",
         "NEURON_ALLOCATED": "true",
     }
-    assert server.get(stand_in.PODS, "a", "default")["spec"]["nodeName"] == "n1"
+    assert server.get(kinds.PODS, "a", "default")["spec"]["nodeName"] == "n1"
 
 
 async def test_t31_the_successor_of_a_pod_is_not_annotated(
@@ -125,7 +124,7 @@ async def test_t31_the_successor_of_a_pod_is_not_annotated(
     server.create_pod(pod("web-0", uid="second"))
     request = writes.describe_pod(namespace="default", name="web-0", uid="first", annotations={"a": "b"})
     assert (await refusal_of(api, request)).other_object
-    assert "annotations" not in server.get(stand_in.PODS, "web-0", "default")["metadata"]
+    assert "annotations" not in server.get(kinds.PODS, "web-0", "default")["metadata"]
 
 
 # Nodes.
@@ -158,7 +157,7 @@ async def test_a_condition_leaves_those_of_the_kubelet_alone(
         "n1", condition="NeuronHealthy", status=status, reason="DeviceReset", message="m", since=NOW, now=NOW
     )
     await send(api, request, timeout_seconds=5)
-    conditions = {entry["type"]: entry for entry in server.get(stand_in.NODES, "n1")["status"]["conditions"]}
+    conditions = {entry["type"]: entry for entry in server.get(kinds.NODES, "n1")["status"]["conditions"]}
     assert conditions["Ready"] == ready
     assert (conditions["NeuronHealthy"]["status"], conditions["NeuronHealthy"]["reason"]) == (text, "DeviceReset")
     assert conditions["NeuronHealthy"]["lastTransitionTime"] == "2026-01-02T03:04:05Z"
@@ -171,7 +170,7 @@ async def test_a_condition_is_taken_out_and_those_of_the_kubelet_stay(
     server.create_node({"metadata": {"name": "n1"}, "status": {"conditions": [ready, {"type": "NeuronHealthy"}]}})
     for _ in range(2):
         await send(api, writes.remove_node_condition("n1", "NeuronHealthy"), timeout_seconds=5)
-        assert server.get(stand_in.NODES, "n1")["status"]["conditions"] == [ready]
+        assert server.get(kinds.NODES, "n1")["status"]["conditions"] == [ready]
 
 
 # Events.
@@ -194,7 +193,7 @@ def event(regarding: ObjectReference, **changes: Any) -> ApiRequest:
 
 async def test_an_event_about_a_pod_lives_in_its_namespace(server: StandInApiServer, api: KubernetesApi) -> None:
     await send(api, event(POD, warning=True), timeout_seconds=5)
-    (found,) = server.objects(stand_in.EVENTS)
+    (found,) = server.objects(kinds.EVENTS)
     assert found["metadata"]["namespace"] == "ml"
     assert found["metadata"]["name"].startswith("train-0-")
     assert found["type"] == "Warning"
@@ -207,7 +206,7 @@ async def test_an_event_about_a_pod_lives_in_its_namespace(server: StandInApiSer
 
 async def test_an_event_about_a_node_lives_in_default(server: StandInApiServer, api: KubernetesApi) -> None:
     await send(api, event(NODE), timeout_seconds=5)
-    (found,) = server.objects(stand_in.EVENTS)
+    (found,) = server.objects(kinds.EVENTS)
     assert found["metadata"]["namespace"] == "default"
     assert "namespace" not in found["regarding"]
     assert found["type"] == "Normal"
@@ -218,7 +217,7 @@ async def test_an_event_about_an_object_of_any_name_is_taken(
     name: str, server: StandInApiServer, api: KubernetesApi
 ) -> None:
     await send(api, event(msgspec.structs.replace(POD, name=name)), timeout_seconds=5)
-    (found,) = server.objects(stand_in.EVENTS)
+    (found,) = server.objects(kinds.EVENTS)
     assert found["regarding"]["name"] == name
 
 
@@ -227,7 +226,7 @@ async def test_an_event_is_taken_from_a_node_of_any_name(
     instance: str, server: StandInApiServer, api: KubernetesApi
 ) -> None:
     await send(api, event(POD, instance=instance), timeout_seconds=5)
-    (found,) = server.objects(stand_in.EVENTS)
+    (found,) = server.objects(kinds.EVENTS)
     assert found["reportingInstance"][:125] == instance[:125]
     assert (found["reportingInstance"] == instance) is (len(instance) <= 128)
 
@@ -292,7 +291,7 @@ def test_a_holder_without_a_url_takes_the_last_ones_away() -> None:
 async def test_a_nodes_lease_goes_with_its_node(server: StandInApiServer, api: KubernetesApi) -> None:
     name = LeaseName("kube-system", "n1", "n1", owner=ObjectReference("Node", "n1", "uid-n1", "v1"))
     await send(api, writes.create_lease(name, duration_seconds=40, now=NOW), timeout_seconds=5)
-    made = server.get(stand_in.LEASES, "n1", "kube-system")
+    made = server.get(kinds.LEASES, "n1", "kube-system")
     assert made["metadata"]["ownerReferences"] == [{"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "uid-n1"}]
     assert made["spec"]["leaseDurationSeconds"] == 40
 

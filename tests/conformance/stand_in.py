@@ -22,7 +22,8 @@ from neuron_plugin.kubelet import PodResourcesClient
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.machine import DaemonTimes
 from neuron_plugin.plugin.settings import PluginSettings
-from neuron_plugin.simulation import SimulatedApiServer, write_node
+from neuron_plugin.simulation import write_node
+from neuron_plugin.simulation.api_server import SimulatedApiServer
 from neuron_plugin.simulation.api_server_kinds import PODS, RESOURCE_CLAIMS, AnyJson
 from neuron_plugin.simulation.kubelet import KubeletOptions, SimulatedKubelet
 from neuron_plugin.simulation.kubelet_dra import DraManager, DraManagerTimes

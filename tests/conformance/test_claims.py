@@ -31,7 +31,7 @@ from neuron_plugin.cluster import Pod
 from neuron_plugin.cluster.claims import FINALIZER, ResourceClaim, neuron_claim
 from neuron_plugin.cluster.pods import neuron_pod
 from neuron_plugin.placement.claims import ClaimWriter
-from neuron_plugin.plugin.counters import Counters
+from neuron_plugin.plugin.metrics import new_counts
 from neuron_plugin.plugin.slices import SliceKeeper, slice_spec
 from neuron_plugin.topology import geometry_of
 from neuron_plugin.topology.instances import catalogue
@@ -183,7 +183,7 @@ def slice_of(run: Cluster, **changed: Any) -> Body:
 @asynccontextmanager
 async def kept(run: Cluster) -> AsyncIterator[SliceKeeper]:
     """The node's slice, kept as the plugin keeps it."""
-    keeper = SliceKeeper(run.node, DRA_DRIVER, Counters())
+    keeper = SliceKeeper(run.node, DRA_DRIVER, new_counts())
     keeper.want(slice_spec(inventory(), run.node, DRA_DRIVER, placed=True), "")
     task = asyncio.create_task(keeper.run(run.plugin.api))
     try:

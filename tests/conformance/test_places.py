@@ -26,8 +26,8 @@ from neuron_plugin.allocation.keys import GATE, NODE_KEY
 from neuron_plugin.allocation.placement import assignment_of
 from neuron_plugin.cluster.objects import NODES
 from neuron_plugin.cluster.pods import PODS
+from neuron_plugin.monitor.look import look
 from neuron_plugin.placement.gates import writes
-from neuron_plugin.placement.informers import survey
 from neuron_plugin.planning.judgement import Judgement, Standing, judge_all
 from neuron_plugin.plugin.publisher import publication
 from neuron_plugin.topology import catalogue
@@ -116,7 +116,7 @@ class _Cluster:
         await self._server.make(self._pods, {**manifest, "spec": {**spec, "schedulingGates": [{"name": GATE}]}})
 
     async def _judged(self, names: Sequence[str]) -> list[Judgement]:
-        state = await survey(self._server.api, catalogue())
+        state = await look(self._server.api, catalogue())
         pods = [pod for pod in state.waiting() if pod.reference.namespace == self._name]
         scene = state.scene().fork()
         return judge_all(scene, [pod for pod in pods if pod.reference.name in names], rules=None)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "neuron_plugin"
-ROOMS = ("allocation", "cli", "hardware", "inspection", "kubelet", "placement", "planning", "topology")
+ROOMS = ("allocation", "cli", "hardware", "inspection", "kubelet", "placement", "planning", "simulation", "topology")
 MOST_WORDS = 30
 
 

@@ -12,9 +12,10 @@ import inspect
 import json
 import re
 import shlex
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,8 @@ from neuron_plugin.kubelet.advertisement import Edition
 from neuron_plugin.kubelet.device_plugin import checked_ids
 from neuron_plugin.placement.events import EVENT_REASONS
 from neuron_plugin.plugin.allocator import Allocator
-from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.inputs import NodePods
+from neuron_plugin.plugin.metrics import new_counts
 from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.topology import Unit
@@ -61,22 +62,6 @@ PLAYED = [
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
-
-QUOTED_REFUSALS = {
-    "amount_not_divisible": (Unit.CORE, 5),
-    "amount_too_large": (Unit.CORE, 1),
-    "amount_unknown": (Unit.CORE, 1),
-    "amount_used": (Unit.CORE, 1),
-    "not_allowed": (Unit.DEVICE, 4),
-    "unsupported_count": (Unit.DEVICE, 7),
-    "too_many": (Unit.DEVICE, 17),
-    "too_many_together": (Unit.DEVICE, 1),
-    "unhealthy": (Unit.DEVICE, 4),
-    "disabled": (Unit.DEVICE, 4),
-    "not_free": (Unit.CORE, 32),
-    "fragmented": (Unit.DEVICE, 4),
-}
-"""With which unit and count troubleshooting.md quotes each refusal."""
 
 
 def blocks(page: Path, language: str) -> Iterator[str]:
@@ -211,30 +196,35 @@ def quoted(heading: str) -> set[str]:
     return set(re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE))
 
 
-def refusal_texts() -> set[str]:
-    """One text of each kind of refusal; a new kind has to be added here and on the page."""
-    made: dict[str, Callable[..., Rejection]] = {
-        name: function
-        for name, function in inspect.getmembers(rejections, inspect.isfunction)
-        if inspect.signature(function).return_annotation == "Rejection" and name != "amount_used_together"
-    }
-    assert made.keys() == QUOTED_REFUSALS.keys()
-    fixed = ("SHARED_DEVICE", "TOO_LARGE_TO_SHARE", "WRONG_PRODUCT", "UNKNOWN_PRODUCT", "WRONG_ATTRIBUTES")
-    texts = {getattr(rejections, name).text for name in fixed}
-    shared = rejections.amount_used_together
-    texts |= {shared("neuron-plugin.io/memory", on_one_device=on_one).text for on_one in (True, False)}
-    texts.add(rejections.fragmented(TRN2, Unit.CORE, 2).text)
-    for name, function in made.items():
-        unit, count = QUOTED_REFUSALS[name]
-        known: dict[str, object] = {"geometry": TRN1, "unit": unit, "count": count}
-        known |= {"name": "neuron-plugin.io/memory", "amount": 5121, "devices": 2, "has": 8192}
-        known |= {"per_device": 9000 if name == "amount_too_large" else 5120}
-        texts.add(function(**{field: known[field] for field in inspect.signature(function).parameters}).text)
-    return texts
+def form(text: str) -> str:
+    """A refusal's text whatever the unit, the type and the numbers are."""
+    text = re.sub(r"[a-z0-9]+\.[0-9]*x?large\b", "TYPE", text)
+    text = re.sub(r"\b(device|core)(s?)\b", r"UNIT\2", text)
+    return re.sub(r"\d+( or \d+)*", "N", text)
+
+
+def forms(refusal: object) -> list[set[str]]:
+    """What a name of the module says: sets of forms, from each of which the page has at least one."""
+    if isinstance(refusal, Rejection):
+        own = (*NODE_REFUSALS, CORDONED, rejections.INVALID_REQUEST, rejections.INVALID_CONSTRAINT)
+        return [] if refusal in own else [{form(refusal.text)}]
+    if not inspect.isfunction(refusal) or inspect.signature(refusal).return_annotation != "Rejection":
+        return []
+    names = inspect.signature(refusal).parameters
+    known = {"name": "neuron-plugin.io/memory", "count": 2, "amount": 5, "devices": 2, "has": 2, "per_device": 2}
+    made = defaultdict[bool, set[str]](set)
+    for geometry, unit, on_one in product((TRN1, TRN2), Unit, (True, False)):
+        arguments = known | {"geometry": geometry, "unit": unit, "on_one_device": on_one}
+        text = refusal(**{name: arguments[name] for name in names}).text
+        made["on_one_device" in names and on_one].add(form(text))
+    return list(made.values())
 
 
 def test_troubleshooting_has_every_reason_why_a_request_is_refused_and_no_other() -> None:
-    assert quoted("The request") == refusal_texts()
+    there = {form(text) for text in quoted("The request")}
+    every = [one for value in vars(rejections).values() for one in forms(value)]
+    assert [one for one in every if not one & there] == []
+    assert there <= set().union(*every)
 
 
 def test_troubleshooting_has_every_reason_why_a_node_is_closed_and_no_other() -> None:
@@ -324,7 +314,7 @@ def refused_allocate(node: LocalNode, *ids: str) -> str:
     if node.snapshot:
         wanted = pod("train", app(len(ids)))
         node.see_pods(node.pods.with_pod(wanted))
-    allocator = Allocator(node, PluginSettings(node_name="node"), None, Counters())
+    allocator = Allocator(node, PluginSettings(node_name="node"), None, new_counts())
     # Faked time: the call waits some seconds before it refuses.
     with pytest.raises(AllocationRefusedError) as error, asyncio.Runner(loop_factory=looptime.new_event_loop) as runner:
         runner.run(allocator.allocate(NEURON.value, ids))

@@ -4,9 +4,11 @@ import asyncio
 import json
 import os
 import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -17,9 +19,9 @@ from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.inspection.holders import (
     HolderReading,
     Holders,
+    PodRecords,
     ask_kubelet,
     holders_of,
-    read_populated,
     read_prepared,
     read_recorded,
 )
@@ -79,6 +81,20 @@ def held(holders: Holders) -> str:
     return " ".join(sorted(said))
 
 
+def derived(
+    recorded: Sequence[CheckpointEntry] | Unknown,
+    listed: Sequence[Any] | Unknown,
+    pods: Sequence[NeuronPod] | None = None,
+    *,
+    prepared: Sequence[PreparedClaim] | Unknown = (),
+    populated: Mapping[PodUid, bool | None] | None = None,
+) -> Holders:
+    """What follows from what the checkpoint, PodResources and, if it is asked, the API server say."""
+    said = [part if isinstance(part, Unknown) else tuple(part) for part in (recorded, listed, prepared)]
+    records: Any = dict(zip(("recorded", "pods", "prepared"), said, strict=True))
+    return holders_of(INF2, PodRecords(**records, populated=populated or {}), pods)
+
+
 def settings_of(kubelet_dir: Path, socket: Path) -> PluginSettings:
     return PluginSettings(kubelet_dir=kubelet_dir, pod_resources_socket=socket)
 
@@ -111,8 +127,7 @@ HOLDERS = {
 def test_who_has_what(text: str, note: str) -> None:
     sources, _, expected = text.partition(" ->")
     said = {source: words for source, _, words in (part.partition(" ") for part in sources.split(" | "))}
-    holders = holders_of(
-        INF2,
+    holders = derived(
         UNREADABLE if "torn" in said else recorded(said.get("file", "")),
         AWAY if "away" in said else listed(said.get("list", "")),
         [api_pod(*word.split("=")) for word in said["server"].split()] if "server" in said else None,
@@ -135,36 +150,36 @@ FOREIGN = {
 
 @pytest.mark.parametrize(("ids", "cores", "foreign"), FOREIGN.values(), ids=FOREIGN)
 def test_foreign_ids_hold_nothing_and_are_reported(ids: str, cores: str, foreign: str) -> None:
-    holders = holders_of(INF2, (), listed(f"a/x={ids}"))
+    holders = derived((), listed(f"a/x={ids}"))
     assert held(holders) == f"ml/a/x={cores}"
     assert holders.foreign == (f"ml/a/x holds {foreign}",)
     assert holders.foreign[0] in holders.note
 
 
 def test_unknown_is_not_the_same_as_no_holder() -> None:
-    holders = holders_of(INF2, UNREADABLE, AWAY)
+    holders = derived(UNREADABLE, AWAY)
     assert (holders.ledger, holders.note) == (None, "holders are not known: the kubelet is away; wait")
 
 
 def test_of_two_pods_with_the_same_ids_the_one_with_a_process_has_the_name() -> None:
-    found = holders_of(INF2, recorded("2/x=1 1/x=1"), listed("a/x=1"), populated={PodUid("2"): True})
+    found = derived(recorded("2/x=1 1/x=1"), listed("a/x=1"), populated={PodUid("2"): True})
     assert held(found) == "2:ml/a/x=2-3"
 
 
 @pytest.mark.parametrize("text", ["", "²", "-1", "0x1", " 1"])
 def test_no_text_is_mistaken_for_an_id(text: str) -> None:
-    holders = holders_of(INF2, (), [Pod("ml", "a", (Container("x", DEVICES, (text,)),))])
+    holders = derived((), [Pod("ml", "a", (Container("x", DEVICES, (text,)),))])
     assert held(holders) == "ml/a/x=-"
     assert repr(text) in holders.note
 
 
 def test_an_ended_pod_whose_process_lives_keeps_its_cores_from_others_as_the_plugin_does() -> None:
     both, populated = recorded(BOTH), {PodUid(ENDED): True, PodUid(LIVING): True}
-    snapshot = holders_of(INF2, both, (), [api_pod(LIVING, "new")], populated=populated).snapshot
+    snapshot = derived(both, (), [api_pod(LIVING, "new")], populated=populated).snapshot
     assert snapshot is not None
     assert snapshot.inputs.held_down_mask == INF2.geometry.device_mask(1)
     assert not snapshot.free_mask & INF2.geometry.devices_mask((1, 2))
-    unseen = holders_of(INF2, both, (), [api_pod(LIVING, "new")]).snapshot
+    unseen = derived(both, (), [api_pod(LIVING, "new")]).snapshot
     assert unseen is not None
     assert unseen.inputs.held_down_mask == 0, "where no cgroup can be seen, an old entry holds nothing down"
 
@@ -174,16 +189,16 @@ def test_whether_a_process_lives_is_looked_up_for_each_pod_in_the_kubelets_files
     pod.mkdir(parents=True)
     (tmp_path / "cgroup.controllers").touch()
     (pod / "cgroup.events").write_text("populated 1\n")
-    found = read_populated(tmp_path, recorded(f"{ENDED}/x=1"), [prepared(LIVING)])
-    assert found == {ENDED: True, LIVING: False}
-    assert read_populated(tmp_path, UNREADABLE, UNREADABLE) == {}
+    records = PodRecords(recorded=tuple(recorded(f"{ENDED}/x=1")), prepared=(prepared(LIVING),))
+    assert records.with_processes(tmp_path).populated == {ENDED: True, LIVING: False}
+    assert PodRecords(recorded=UNREADABLE, prepared=UNREADABLE).with_processes(tmp_path).populated == {}
 
 
 def test_a_running_pod_of_which_the_kubelet_lost_its_record_has_what_it_was_assigned() -> None:
     asked = {"main": {"neurondevice": 1}}
     lost = decoded("train", asked, {"NEURON_DEVS": "3", "NEURON_ALLOCATED": "true"})
     lost = replace(lost, life=replace(lost.life, started=True))
-    assert held(holders_of(INF2, (), (), [lost])) == f"{lost.uid}:default/train/main=6-7"
+    assert held(derived((), (), [lost])) == f"{lost.uid}:default/train/main=6-7"
 
 
 def test_the_kubelet_is_asked_seldom_however_often_one_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -218,7 +233,7 @@ def test_the_checkpoint_is_read_or_it_is_said_why_not(tmp_path: Path) -> None:
 def test_a_container_has_the_cores_of_our_reply_and_not_the_kubelets_draw() -> None:
     given = {ALLOCATION_KEY: reply_for(INF2, "1", INF2.geometry.devices_mask((2, 3))).annotation()}
     entry = CheckpointEntry("1", "x", DEVICES, frozenset({"1", "3"}), given, ())
-    assert held(holders_of(INF2, [entry], listed("a/x=1,3"))) == "1:ml/a/x=4-7"
+    assert held(derived([entry], listed("a/x=1,3"))) == "1:ml/a/x=4-7"
 
 
 def test_a_missing_socket_is_reported_with_the_flag_to_use(tmp_path: Path) -> None:
@@ -264,27 +279,27 @@ async def test_p85_the_cli_tells_the_holder_that_the_kubelet_tells(short_directo
 
 
 def test_the_api_server_names_the_pod_of_a_claim() -> None:
-    found = holders_of(INF2, (), (), [api_pod("1", "train")], prepared=[prepared("1")])
+    found = derived((), (), [api_pod("1", "train")], prepared=[prepared("1")])
     assert held(found) == "1:ml/train/claim chips=4-7"
 
 
 def test_pod_resources_names_the_pods_of_a_claim_and_a_pod_that_nobody_knows_counts_by_its_uid() -> None:
     users = [Pod("ml", name, (), frozenset({"chips"})) for name in ("a", "b")]
     others = [Pod("ml", "c", (), frozenset({"gpus"})), Pod("else", "a", (), frozenset({"chips"}))]
-    shared = holders_of(INF2, (), [*users, *others], prepared=[prepared("1", "2")])
+    shared = derived((), [*users, *others], prepared=[prepared("1", "2")])
     assert held(shared) == "1:ml/a/claim chips=4-7 2:ml/b/claim chips=4-7"
-    forced = holders_of(INF2, (), users, prepared=[prepared("1", "2", "3")])
+    forced = derived((), users, prepared=[prepared("1", "2", "3")])
     one_gone = " ".join(f"uid/{uid}/claim chips=4-7" for uid in "123")
     assert held(forced) == one_gone, "one of them was deleted by force"
 
 
 def test_cores_of_a_claim_are_those_that_its_devices_name() -> None:
-    found = holders_of(INF2, (), (), prepared=[prepared("1", devices=("neuron-3-cores-7-7",))])
+    found = derived((), (), prepared=[prepared("1", devices=("neuron-3-cores-7-7",))])
     assert held(found) == "uid/1/claim chips=core:7"
 
 
 def test_claims_that_cannot_be_read_are_said_to_be_unknown() -> None:
-    found = holders_of(INF2, (), (), prepared=Unknown("the file is torn"))
+    found = derived((), (), prepared=Unknown("the file is torn"))
     assert (held(found), found.note) == ("", "what pods have by claims is not known: the file is torn")
 
 

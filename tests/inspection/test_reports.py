@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import msgspec
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from neuron_plugin.allocation import PodUid
 from neuron_plugin.cli.devices import title_of
 from neuron_plugin.hardware import ResetState
-from neuron_plugin.inspection.holders import Holders, holders_of
+from neuron_plugin.inspection.holders import Holders, PodRecords, holders_of
 from neuron_plugin.inspection.reports import Health, MachineReport, machine_report, shown_machine, topology_report
 from neuron_plugin.kubelet import CheckpointEntry
 from neuron_plugin.simulation import SimulatedNode
@@ -18,7 +19,8 @@ from tests.inspection.doubles import Container, MakeNode, Pod
 
 def reported(node: SimulatedNode, *pods: Pod) -> MachineReport:
     found = looked(node)
-    return machine_report(found, holders_of(found.node_inventory, (), pods) if found.node_inventory else Holders(None))
+    listed: Any = pods
+    return machine_report(found, holders_of(found.node_inventory, PodRecords(pods=listed)))
 
 
 def test_a_machine_as_new(make_node: MakeNode) -> None:
@@ -107,7 +109,7 @@ def test_cores_on_which_a_process_of_an_ended_pod_lives_are_not_free_and_it_is_s
     uid = "1b4e28ba-2fa1-41d2-883f-0016d3cca427"
     entry = CheckpointEntry(uid, "x", "aws.amazon.com/neuroncore", frozenset({"2"}), {}, ())
     machine = looked(make_node("inf2.24xlarge"))
-    holders = holders_of(machine.node_inventory, [entry], (), [], populated={PodUid(uid): True})
+    holders = holders_of(machine.node_inventory, PodRecords(recorded=(entry,), populated={PodUid(uid): True}), [])
     report = machine_report(machine, holders)
     device = report.devices[1]
     assert (device.held_down_cores, device.holders) == ((2,), ())

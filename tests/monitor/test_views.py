@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,31 @@ def test_e07_a_node_whose_plugin_is_silent_says_so_and_when_it_was_last_heard_of
 
     assert (status.open, status.stale, status.last_renewal) == (False, True, "2026-01-01T00:00:00.000000Z")
     assert status.reason == "The node's Neuron plugin does not renew its lease"
+
+
+def test_devices_stand_beside_those_that_they_are_linked_to(world: World) -> None:
+    world.node("ring", "inf2.48xlarge")
+    world.node("pair", "trn3en.24xlarge")
+
+    ring, unlinked = shown(world, "ring").spec, shown(world, "pair").spec
+
+    assert ring.places[3:6] == ((0, 3), (1, 3), (1, 2)), "the second row goes back"
+    assert ring.links[0] == (1, 11)
+    assert (unlinked.places, unlinked.links) == (((0, 0), (0, 1), (0, 2), (0, 3)), ((),) * 4)
+
+
+def test_two_tori_have_a_row_between_them(world: World) -> None:
+    torus = shipped_geometry("trn1.32xlarge")
+    inventory = NodeInventory(replace(torus, device_count=32), present=tuple(range(32)))
+    manifest = node_manifest("node", "trn1.32xlarge")
+    world.show_node(
+        manifest | {"metadata": {"name": "node", "annotations": {INVENTORY_KEY: write_inventory(inventory)}}}
+    )
+
+    spec = shown(world, "node").spec
+
+    assert (spec.places[15], spec.places[16]) == ((3, 3), (5, 0))
+    assert spec.links[16] == (17, 19, 20, 28)
 
 
 def test_e06_a_node_without_known_hardware_has_an_empty_spec_and_the_cause(world: World) -> None:

@@ -23,8 +23,7 @@ from neuron_plugin.cluster import Election, KubernetesApi
 from neuron_plugin.cluster.leases import LEADER_LEASE
 from neuron_plugin.placement.context import Times
 from neuron_plugin.placement.daemon import ControllerTimes
-from neuron_plugin.placement.extender.server import redirect_to_leader
-from neuron_plugin.placement.leadership import NOT_LEADER
+from neuron_plugin.placement.leadership import NOT_LEADER, redirect_to_leader
 from neuron_plugin.placement.reserves import RECORDS_KEY, ReserveRecord, write_records
 from neuron_plugin.placement.settings import ExtenderSettings
 from neuron_plugin.simulation.api_server_kinds import LEASES, PODS
@@ -52,7 +51,7 @@ async def answering(
     async def verb(request: web.Request) -> web.Response:
         return web.Response(text=f"{len(await request.read())} bytes")
 
-    redirect = redirect_to_leader(cast("Election", candidate), body_seconds=body_seconds)
+    redirect = redirect_to_leader(cast("Election", candidate), {"filter"}, body_seconds=body_seconds)
     app = web.Application(client_max_size=int(mib * (1 << 20)), middlewares=[*outside, redirect])
     app.add_routes([web.post("/scheduler/filter", verb), web.get("/inspect", verb)])
     runner = web.AppRunner(app)

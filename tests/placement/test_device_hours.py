@@ -93,8 +93,8 @@ def seconds_of(amounts: DeviceTime) -> dict[tuple[str, str], float]:
 
 
 def shown(replica: DeviceHours) -> dict[tuple[str, str], float]:
-    samples = device_seconds(replica.written).samples
-    return {(sample.labels["workload"], sample.labels["state"]): sample.value for sample in samples}
+    seconds = device_seconds(replica.written)
+    return {(share.workload, share.state): seconds[share] for share in replica.written}
 
 
 def adds_up(account: Account, devices: int = 6) -> bool:
@@ -268,6 +268,16 @@ async def test_an_account_from_a_clock_that_was_far_ahead_goes_on_from_now(stand
     assert BEGIN + DAY <= account.until <= stand.now
     assert [*account.days] == [BEGIN + DAY]
     assert shown(two)["", "free"] == 4 * (first.until - first.begun + account.until - BEGIN - DAY)
+
+
+async def test_a_replica_that_leads_again_before_its_next_look_shows_what_was_counted_meanwhile(stand: Stand) -> None:
+    await stand.run(stand.one, 300)
+    two = stand.replica("two")
+    await stand.run(two, 600)
+    await stand.one.take_over()
+    await stand.run(stand.one, 15)
+    assert shown(stand.one) == stand.shown
+    assert adds_up(await stand.written())
 
 
 async def test_a_replica_that_does_not_lead_counts_and_shows_nothing(stand: Stand) -> None:

@@ -65,9 +65,7 @@ async def test_t34_an_unreadable_assignment_is_reported_once_and_at_once(
     assert "NEURON_DEVS='x'" in event["note"]
     assert "Node node takes no new Neuron pod" in event["note"]
     assert again == []
-    counted = {"reason": "unreadable-assignment"}
-    value = reports.metrics.registry.get_sample_value("neuron_extender_unclear_assignments_total", counted)
-    assert value == 1
+    assert reports.metrics["extender_unclear_assignments_total"] == {("unreadable-assignment",): 1}
     assert len(caplog.records) == 1
 
 
@@ -141,7 +139,7 @@ async def test_a_node_that_lost_pods_at_admission_is_reported_once_with_one_of_t
     assert event["reason"] == "NeuronAdmissionRejected"
     assert event["regarding"] == {"kind": "Node", "name": "node", "uid": "node", "apiVersion": "v1"}
     assert "The kubelet rejected pod default/second" in event["note"]
-    assert reports.metrics.registry.get_sample_value("neuron_extender_rejected_admissions_total") == 2
+    assert reports.metrics["extender_rejected_admissions_total"].get(()) == 2
     assert await reports.at(10.0) == []
 
 

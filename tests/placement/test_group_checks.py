@@ -12,10 +12,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from neuron_plugin.allocation import PodUid
 from neuron_plugin.allocation.keys import GATE, GROUP_KEY, GROUP_SIZE_KEY, NODE_KEY, PREFLIGHT_KEY, RANK_KEY
 from neuron_plugin.allocation.preflight import CheckScope, Preflight, PreflightState, write_preflight
-from neuron_plugin.cluster import KubernetesApi
+from neuron_plugin.cluster import ApiServer, KubernetesApi
 from neuron_plugin.cluster.pods import PODS as POD_RECORDS
+from neuron_plugin.monitor.look import look
 from neuron_plugin.placement.check_pods import group_standings
 from neuron_plugin.placement.check_steps import running_text
 from neuron_plugin.placement.context import Times
@@ -23,7 +25,6 @@ from neuron_plugin.placement.daemon import ControllerTimes
 from neuron_plugin.placement.gates.placer import Placer
 from neuron_plugin.placement.gates.upkeep import Upkeep
 from neuron_plugin.placement.group_checks import GroupChecks
-from neuron_plugin.placement.informers import survey
 from neuron_plugin.placement.leadership import CONDITION
 from neuron_plugin.placement.settings import GroupPreflight, OnUnable, PreflightSettings
 from neuron_plugin.planning import Scene, judge_all
@@ -46,7 +47,7 @@ BROKEN = "slow\ndevice=3"
 class Ring(GatesBench):
     """Pods of a group, and one replica that checks them; ``nodes`` a, b, ... are whole Trn1 each."""
 
-    def __init__(self, server: StandInApiServer, api: KubernetesApi, settings: PreflightSettings = SETTINGS) -> None:
+    def __init__(self, server: StandInApiServer, api: ApiServer, settings: PreflightSettings = SETTINGS) -> None:
         super().__init__(server, api, None)
         self.lead(settings)
 
@@ -189,7 +190,7 @@ async def test_a_group_starts_once_a_pod_has_passed_at_each_of_its_places(ring: 
     asked = len(ring.server.requests)
     await ring.checks.look()
     assert len(ring.server.requests) == asked, "nothing is asked where nothing is checked"
-    assert ring.metrics.registry.get_sample_value("neuron_preflight_group_checks_total", {"result": "passed"}) == 1
+    assert ring.metrics["preflight_group_checks_total"].get(("passed",)) == 1
 
 
 def rank(pod: AnyJson) -> int:
@@ -307,6 +308,22 @@ async def test_a_check_ends_with_what_it_is_for(ring: Ring, gone: str) -> None:
     assert not {pod["metadata"]["uid"] for pod in ring.check_pods().values()} & {
         pod["metadata"]["uid"] for pod in before.values()
     }
+
+
+async def test_the_devices_of_a_check_that_was_given_up_are_kept_until_the_watch_shows_its_pods(ring: Ring) -> None:
+    ring.nodes("ab")
+    await ring.begin(2)
+    pods = ring.check_pods().values()
+    for uid in [pod["metadata"]["uid"] for pod in pods]:
+        ring.state.remove_pod(PodUid(uid))  # as if the watch had not shown them
+    ring.state.remove_pod(ring.record("ring-0").uid)
+    ring.server.delete_pod("default", "ring-0", grace_seconds=0)
+    await ring.checks.look()
+
+    assert all("deletionTimestamp" in pod["metadata"] for pod in ring.check_pods().values())
+    assert not any(info.free_mask for info in ring.state.nodes.values())
+    await ring.turn(seconds=ring.context.times.landing)
+    assert not ring.state.reserved
 
 
 async def test_a_pod_that_its_kubelet_refused_is_made_once_more(ring: Ring) -> None:
@@ -501,7 +518,7 @@ async def test_a_daemon_checks_a_group_and_commands_without_one_say_so(
     async with extender_on(api, settings, ControllerTimes(placing=Times(preflight=0.02, landing=0.1))) as extender:
         await extender.ready()
         await until(lambda: len(pods(NAMESPACE)) == 2)
-        seen = await survey(api, TYPES, lease_namespace=NAMESPACE, judge=False)
+        seen = await look(api, TYPES, lease_namespace=NAMESPACE, judge=False)
         waits = running_text(0, 2)
         assert {one.sentence for one in judge_all(Scene(seen.snapshot()), seen.waiting())} == {waits}
         for check in pods(NAMESPACE):

@@ -20,6 +20,7 @@ from neuron_plugin.cluster.api import Response, send
 from neuron_plugin.cluster.objects import LEASES
 from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.cluster.writes import claim_lease, create_lease, delete_lease, renew_lease, utc_now
+from neuron_plugin.monitor.look import look
 from neuron_plugin.placement.informers import (
     LOOK_SECONDS,
     PATIENCE_SECONDS,
@@ -28,7 +29,6 @@ from neuron_plugin.placement.informers import (
     InformerTimes,
     PluginLeases,
     keep_pod,
-    survey,
 )
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.simulation.api_server_kinds import BUDGETS, NAMESPACES, POD_GROUPS, RESOURCE_CLAIMS
@@ -99,7 +99,7 @@ async def test_e07_a_plugin_that_stops_closes_its_node_with_its_word_and_not_wit
 async def test_e07_what_a_lease_says_is_known_by_node_and_a_renewal_is_no_change(
     server: StandInApiServer, api: KubernetesApi
 ) -> None:
-    """And a survey knows it without judging the plugin by it."""
+    """And a look knows it without judging the plugin by it."""
     state, busy = ClusterState(), {PodUid("uid"): {"main": ContainerUtilization(7, 0)}}
     informers = Informers(api, state, TYPES, lease_namespace="kube-system")
     server.create_node(node_manifest("node", "trn1.32xlarge"))
@@ -118,7 +118,7 @@ async def test_e07_what_a_lease_says_is_known_by_node_and_a_renewal_is_no_change
     assert state.changes.version == version
 
     await send(api, renew_lease(replace(LEASE, holder=""), duration_seconds=600, now=times[2]), timeout_seconds=5)
-    found = await survey(api, TYPES, lease_namespace="kube-system", judge=False)
+    found = await look(api, TYPES, lease_namespace="kube-system", judge=False)
     assert (found.utilization, found.history.renewals) == ({"node": busy}, state.history.renewals)
     assert not found.nodes["node"].stale
 
@@ -449,7 +449,7 @@ async def test_a_server_without_pod_groups_is_asked_again_now_and_then_without_a
     assert not caplog.records
 
 
-async def test_a_survey_sees_what_a_running_extender_sees(
+async def test_a_look_sees_what_a_running_extender_sees(
     server: StandInApiServer, api: KubernetesApi, extender: Extender
 ) -> None:
     server.create_node(node_manifest("node", "trn1.32xlarge"))
@@ -463,29 +463,45 @@ async def test_a_survey_sees_what_a_running_extender_sees(
     state = extender.daemon.state
     await until(lambda: state.nodes and len(state.pods) == 2 and state.namespaces and state.budgets and state.wishes)
 
-    found = await survey(api, TYPES)
+    found = await look(api, TYPES)
 
     assert (dict(found.pods), dict(found.nodes)) == (dict(state.pods), dict(state.nodes))
     assert (found.namespaces, found.budgets, found.storage) == (state.namespaces, state.budgets, state.storage)
     assert (found.min_counts, found.wishes) == (state.min_counts, state.wishes) != ({}, {})
 
 
-async def test_a_survey_sees_what_pods_have_by_claims(server: StandInApiServer, api: KubernetesApi) -> None:
+async def test_a_look_sees_what_pods_have_by_claims(server: StandInApiServer, api: KubernetesApi) -> None:
     server.create_node(node_manifest("a-by-count", "trn1.32xlarge"))
     server.create_node(node_manifest("b-by-claim", "trn1.32xlarge", claim_driver=DRIVER))
     server.create(RESOURCE_CLAIMS, {"metadata": {"name": "c"}, "spec": claim_spec(exactly(count=4))}, "default")
     server.create_pod(claiming_pod("train", claim="c"))
 
-    (seen,) = (await survey(api, TYPES)).pods.values()
+    (seen,) = (await look(api, TYPES)).pods.values()
 
     assert [part.count for part in seen.requests] == [4]
+
+
+async def test_a_watch_that_begins_with_a_look_goes_on_with_claims(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    server.create_node(node_manifest("by-claim", "trn1.32xlarge", claim_driver=DRIVER))
+    state = ClusterState()
+    informers = Informers(api, state, TYPES)
+    await informers.list_once()
+    running = asyncio.create_task(informers.run(), name="informers")
+    server.create(RESOURCE_CLAIMS, {"metadata": {"name": "c"}, "spec": claim_spec(exactly(count=4))}, "default")
+    server.create_pod(claiming_pod("train", claim="c"))
+
+    await until(lambda: [part.count for pod in state.pods.values() for part in pod.requests] == [4])
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_an_absent_api_server_is_an_error(server: StandInApiServer, api: KubernetesApi) -> None:
     await server.stop()
 
     with pytest.raises(UnreachableError):
-        await survey(api, TYPES)
+        await look(api, TYPES)
 
 
 def lease(version: int, holder: str = "node", *, seconds: int = 8, name: str = "neuron-plugin-node") -> dict[str, Any]:
@@ -508,7 +524,7 @@ async def surveyed(*looks: Sequence[dict[str, Any]] | ApiError, namespace: str =
     loop, left = asyncio.get_running_loop(), list(looks)
 
     async def answer(request: ApiRequest) -> Response:
-        if "/leases" not in request.path:
+        if not request.path.endswith("/leases"):
             return listed(*[node_manifest("node", "trn1.32xlarge")] * request.path.endswith("/nodes"))
         found = left.pop(0) if len(left) > 1 else left[0]
         if isinstance(found, ApiError):
@@ -517,8 +533,10 @@ async def surveyed(*looks: Sequence[dict[str, Any]] | ApiError, namespace: str =
 
     server = ScriptedServer(answer)
     started = loop.time()
-    found = await survey(server, TYPES, lease_namespace=namespace, clock=Clock(now=loop.time, sleep=asyncio.sleep))
-    return found.nodes["node"].stale, loop.time() - started
+    state, clock = ClusterState(), Clock(now=loop.time, sleep=asyncio.sleep)
+    informers = Informers(server, state, TYPES, lease_namespace=namespace, clock=clock)
+    await informers.list_once()
+    return "node" in await informers.watch_leases(), loop.time() - started
 
 
 @pytest.mark.looptime

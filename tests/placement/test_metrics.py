@@ -1,15 +1,15 @@
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import inf
 
 import pytest
-from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client import Metric, generate_latest
 from prometheus_client.registry import Collector
 
-from neuron_plugin.build import build
+from neuron_plugin.metrics import Samples
 from neuron_plugin.placement.extender.filter import LeadEnding
-from neuron_plugin.placement.metrics import ExtenderMetrics, fragmentation, state_metrics
+from neuron_plugin.placement.metrics import METRICS, fragmentation, new_counts, state_samples
 from neuron_plugin.placement.state import AssumedPod
 from tests.support.manifests import container, gated_manifest, node_manifest, pod_manifest, shipped_geometry
 from tests.support.world import CORE, DEVICE, World, record_of
@@ -19,26 +19,25 @@ NOW = 1_795_363_200.0  # 2026-11-22T16:00:00Z
 
 
 def gauges(world: World) -> list[str]:
-    class Gauges(Collector):
+    samples = state_samples(
+        world.state,
+        ages={"pods": 1.5},
+        unseen=2,
+        under_way=3,
+        leading=True,
+        endings={LeadEnding.EXPIRED.value: 4},
+        now=100.0,
+        unix_now=NOW,
+    )
+    return lines_of(samples)
+
+
+def lines_of(samples: Mapping[str, Samples]) -> list[str]:
+    class Page(Collector):
         def collect(self) -> Iterable[Metric]:
-            return state_metrics(
-                world.state,
-                ages={"pods": 1.5},
-                unseen=2,
-                under_way=3,
-                leading=True,
-                endings={LeadEnding.EXPIRED.value: 4},
-                now=100.0,
-                unix_now=NOW,
-            )
+            return METRICS.families(samples)
 
-    registry = CollectorRegistry()
-    registry.register(Gauges())
-    return lines_of(registry)
-
-
-def lines_of(registry: CollectorRegistry) -> list[str]:
-    return generate_latest(registry).decode().splitlines()
+    return generate_latest(Page()).decode().splitlines()
 
 
 def test_p79_node_series_follow_the_state_and_go_with_the_node(world: World) -> None:
@@ -143,66 +142,22 @@ def test_fragmentation_is_the_share_outside_the_largest_free_set(held: tuple[int
     assert fragmentation(TRN1, TRN1.all_mask & ~TRN1.devices_mask(held)) == pytest.approx(expected)
 
 
-def test_the_build_has_the_same_name_as_the_plugins() -> None:
-    (line,) = (line for line in lines_of(ExtenderMetrics().registry) if line.startswith("neuron_plugin_build_info{"))
-    assert line.endswith("} 1.0")
-    assert [f'{name}="{value}"' in line for name, value in build()._asdict().items()] == [True] * 4
-
-
 def test_counters_carry_the_documented_labels() -> None:
-    metrics = ExtenderMetrics()
+    counts = new_counts()
 
-    metrics.verb_seconds.labels("filter").observe(0.001)
-    metrics.verbs.labels("filter", "ok").inc()
-    metrics.verbs.labels("bind", "error").inc()
-    metrics.rejected_nodes.labels("not-free").inc(3)
-    metrics.binds.labels("bound").inc()
-    metrics.unclear_assignments.labels("no-assignment").inc()
-    metrics.listed("pods", 10, 0.1)
-    metrics.interrupted("nodes", "expired", 1.0)
+    counts.observe("extender_verb_seconds", "filter", seconds=0.001)
+    counts.add("extender_verbs_total", "filter", "ok")
+    counts.add("extender_refused_nodes_total", "not-free", count=3)
+    counts.listed("pods", 10, 0.1)
+    counts.interrupted("nodes", "expired", 1.0)
 
-    lines = lines_of(metrics.registry)
+    lines = lines_of(counts.samples())
     for line in (
         'neuron_extender_verbs_total{result="ok",verb="filter"} 1.0',
-        'neuron_extender_verbs_total{result="error",verb="bind"} 1.0',
         'neuron_extender_verb_seconds_count{verb="filter"} 1.0',
         'neuron_extender_refused_nodes_total{reason="not-free"} 3.0',
-        'neuron_extender_binds_total{ending="bound"} 1.0',
-        'neuron_extender_unclear_assignments_total{reason="no-assignment"} 1.0',
         'neuron_extender_lists_total{kind="pods"} 1.0',
         'neuron_extender_watch_restarts_total{cause="expired",kind="nodes"} 1.0',
+        "neuron_extender_evictions_total 0.0",
     ):
         assert line in lines
-
-
-def test_groups_are_counted_by_the_level_they_share_and_pods_outside_the_level_they_ask_for(world: World) -> None:
-    zone, ultraserver = "topology.kubernetes.io/zone", "topology.k8s.aws/ultraserver-id"
-    for name, labels in (
-        ("a", {zone: "z", ultraserver: "u"}),
-        ("b", {zone: "z", ultraserver: "u"}),
-        ("c", {zone: "z", ultraserver: "v"}),
-        ("d", {zone: "y"}),
-    ):
-        manifest = node_manifest(name, "trn1.32xlarge")
-        manifest["metadata"]["labels"] |= labels
-        world.show_node(manifest)
-
-    def group(name: str, *nodes: str, **says: str) -> None:
-        annotations = {"neuron-plugin.io/group": name, "neuron-plugin.io/group-size": str(len(nodes))}
-        annotations |= {f"neuron-plugin.io/{key}": text for key, text in says.items()}
-        for number, node in enumerate(nodes):
-            devices = {"NEURON_DEVS": str(len(world.state.pods))}
-            world.show(pod_manifest(f"{name}-{number}", DEVICE, 1, node=node, annotations=annotations | devices))
-
-    group("near", "a", "b", topology="preferred=ultraserver")
-    group("apart", "a", "b", "c", topology="preferred=ultraserver")
-    group("far", "c", "d")
-    group("packed", "a", "a")
-    group("one", "b", topology="required=ultraserver")
-
-    lines = gauges(world)
-
-    assert sorted(line for line in lines if line.startswith("neuron_extender_groups{")) == [
-        f'neuron_extender_groups{{level="{level}"}} 1.0' for level in ("node", "none", "ultraserver", "zone")
-    ]
-    assert "neuron_extender_group_members_outside 1.0" in lines

@@ -54,10 +54,10 @@ class PlannerBench:
         return [event for event in self.server.objects(EVENTS) if event not in before]
 
     def waiting(self, standing: str) -> float | None:
-        return self.metrics.registry.get_sample_value("neuron_extender_waiting_pods", {"standing": standing})
+        return self.metrics["extender_waiting_pods"].get((standing,))
 
     def by_move(self) -> float | None:
-        return self.metrics.registry.get_sample_value("neuron_extender_waiting_pods_by_move")
+        return self.metrics["extender_waiting_pods_by_move"].get(())
 
 
 def world_of(*, movable: bool) -> World:

@@ -17,14 +17,14 @@ from neuron_plugin.allocation.keys import GATE, GROUP_KEY, GROUP_SIZE_KEY, INVEN
 from neuron_plugin.allocation.preflight import CheckScope, Preflight, PreflightState, read_preflight, write_preflight
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster import KubernetesApi
+from neuron_plugin.monitor.look import look
 from neuron_plugin.placement.check_pods import CLAIM, check_results
 from neuron_plugin.placement.check_steps import CheckEnd, CheckPod
 from neuron_plugin.placement.claims import ClaimWriter
 from neuron_plugin.placement.context import Context, Times
 from neuron_plugin.placement.daemon import ControllerTimes
-from neuron_plugin.placement.informers import survey
 from neuron_plugin.placement.leadership import CONDITION, Readiness
-from neuron_plugin.placement.metrics import state_metrics
+from neuron_plugin.placement.metrics import state_samples
 from neuron_plugin.placement.preflight import PreflightChecks, give_devices
 from neuron_plugin.placement.settings import GroupPreflight, OnUnable, PreflightSettings
 from neuron_plugin.placement.writer import Attempt, Outcome, Writer
@@ -360,12 +360,11 @@ async def test_what_a_user_labels_as_a_check_elsewhere_is_a_users_pod(life: Life
     assert life.record("n0") is None
 
 
-def metric(life: Life) -> dict[str, float]:
-    families = state_metrics(
+def metric(life: Life) -> dict[str, object]:
+    samples = state_samples(
         life.world.state, leading=True, ages={}, unseen=0, under_way=0, endings={}, now=0.0, unix_now=0.0
     )
-    (family,) = (family for family in families if family.name == "neuron_preflight_nodes")
-    return {sample.labels["state"]: sample.value for sample in family.samples}
+    return {state: value for (state,), value in samples["preflight_nodes"].items()}
 
 
 def test_nodes_are_not_checked_by_default_and_what_was_written_once_closes_nothing(world: World) -> None:
@@ -393,7 +392,7 @@ async def test_a_daemon_checks_nodes_and_commands_without_one_know_that_they_are
     async with extender_on(api, settings, times) as extender:
         await extender.ready()
         await until(lambda: checks() == ["neuron-preflight-n0"])
-        seen = await survey(api, TYPES, lease_namespace=NAMESPACE, judge=False)
+        seen = await look(api, TYPES, lease_namespace=NAMESPACE, judge=False)
         assert str(seen.nodes["n0"].closed) == "The node has not passed the pre-flight check yet"
         server.set_pod_status(NAMESPACE, "neuron-preflight-n0", {"phase": "Succeeded"})
         await until(lambda: not checks())
@@ -401,7 +400,7 @@ async def test_a_daemon_checks_nodes_and_commands_without_one_know_that_they_are
     async with extender_on(api, msgspec.structs.replace(settings, preflight=PreflightSettings()), times) as extender:
         await extender.ready()
         server.patch_node("n0", {"metadata": {"annotations": {PREFLIGHT_KEY: None}}})
-        seen = await survey(api, TYPES, lease_namespace=NAMESPACE, judge=False)
+        seen = await look(api, TYPES, lease_namespace=NAMESPACE, judge=False)
         assert seen.nodes["n0"].closed is None
 
 
@@ -445,7 +444,7 @@ async def test_a_node_by_claims_is_closed_and_checked_with_a_claim_for_all_its_d
         (container,) = check["spec"]["containers"]
         assert container["resources"] == {"claims": [{"name": CLAIM}]}
         assert check["spec"]["nodeName"] == "n0"
-        seen = await survey(api, TYPES, lease_namespace=NAMESPACE, judge=False)
+        seen = await look(api, TYPES, lease_namespace=NAMESPACE, judge=False)
         assert seen.nodes["n0"].closed
         server.set_pod_status(NAMESPACE, "neuron-preflight-n0", {"phase": "Succeeded"})
         await until(lambda: not (server.objects(PODS) or node["n0"].closed))

@@ -12,7 +12,8 @@ import pytest
 from neuron_plugin.allocation.volumes import Claim, StorageClass, Volume
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster import UnreachableError
-from neuron_plugin.placement.informers import Informers, survey
+from neuron_plugin.monitor.look import look
+from neuron_plugin.placement.informers import Informers
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.placement.storage import ALWAYS, NOT_READ, PATIENCE_SECONDS, STORAGE
 from neuron_plugin.simulation.api_server_kinds import (
@@ -164,25 +165,25 @@ async def test_without_the_right_to_read_namespaces_and_budgets_pods_are_followe
 
 
 @pytest.mark.parametrize("waiting", [True, False])
-async def test_a_survey_reads_storage_where_a_pod_has_volumes(*, waiting: bool) -> None:
+async def test_a_look_reads_storage_where_a_pod_has_volumes(*, waiting: bool) -> None:
     server = StandInApiServer()
     provision(server)
     server.create(NAMESPACES, {"metadata": {"name": "ml"}}, "")
     server.create_pod(with_volume("pod") if waiting else pod_manifest("pod", DEVICE, 1))
 
-    found: Any = await survey(server, TYPES)
+    found: Any = await look(server, TYPES)
 
     assert found.namespaces == {"ml": {}}
     assert found.storage.claims == ({("default", "data"): Claim("v")} if waiting else {})
     assert (found.storage.waits, found.storage.doubt) == ("", "")
 
 
-async def test_a_survey_says_what_it_may_not_read_and_an_absent_server_is_an_error() -> None:
+async def test_a_look_says_what_it_may_not_read_and_an_absent_server_is_an_error() -> None:
     server = StandInApiServer()
     server.create_pod(with_volume("waiting"))
     server.fail(Fault(Match(path="/csinodes$|/namespaces$"), status=403, times=2))
-    assert "csinodes cannot be read" in (await survey(server, TYPES)).storage.doubt
+    assert "csinodes cannot be read" in (await look(server, TYPES)).storage.doubt
 
     server.fail(Fault(Match(path="/csinodes$"), unsent=True, times=100))
     with pytest.raises(UnreachableError):
-        await survey(server, TYPES)
+        await look(server, TYPES)

@@ -21,8 +21,8 @@ from neuron_plugin.kubelet.device_plugin import container_response
 from neuron_plugin.kubelet.pod_resources import ContainerDevices
 from neuron_plugin.plugin.allocator import Allocator
 from neuron_plugin.plugin.container import ALLOCATION_KEY, reply_for
-from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.inputs import Inputs, NodePods, PendingAnswer
+from neuron_plugin.plugin.metrics import new_counts
 from neuron_plugin.plugin.node import LocalNode, NodeOptions
 from neuron_plugin.plugin.settings import Numbering, PluginSettings, TopologyPolicy
 from neuron_plugin.plugin.snapshot import Snapshot
@@ -182,7 +182,7 @@ class Story(Scene):
         self.lister = FakeLister(self.node)
         policy = TopologyPolicy.REQUIRED if "required" in flags else TopologyPolicy.PREFERRED
         settings = PluginSettings(node_name="worker-1", numbering=Numbering.HOST, topology_policy=policy)
-        self.allocator = Allocator(self.node, settings, self.lister, Counters())
+        self.allocator = Allocator(self.node, settings, self.lister, new_counts())
         self._begin = begin
         self._heard, self._reads = [0, 0], 0
         if "blind" in flags:

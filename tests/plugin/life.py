@@ -10,139 +10,30 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter, deque
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial, reduce
 from operator import or_
 from random import Random
 
 from neuron_plugin.allocation import ContainerKind, NodeInventory, PodUid, Rejection, Resource
+from neuron_plugin.allocation.keys import DISABLE_KEY
 from neuron_plugin.allocation.pod import assigned_allocations, mask_union
 from neuron_plugin.allocation.requests import ContainerSpec, pod_request
+from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
-from neuron_plugin.kubelet.device_plugin import DevicePluginService
-from neuron_plugin.plugin.daemon import NodeDaemon
-from neuron_plugin.plugin.machine import Machine
-from neuron_plugin.plugin.settings import Numbering, PluginSettings
-from neuron_plugin.plugin.settle import is_explained
-from neuron_plugin.simulation import AllocationError
-from neuron_plugin.topology import CoreMask, Geometry, Unit, catalogue, valid_sets
-from tests.plugin.life_cluster import AnyLife, LifePod, State, Violation, follow_pods, mirror_of, physical
-from tests.plugin.life_kubelet import Connection, Kubelet, RefusedError
+from neuron_plugin.simulation.kubelet_device_manager import AllocationError
+from neuron_plugin.topology import CoreMask, Unit, cores_in, valid_sets
+from tests.plugin.life_cluster import NODE, AnyLife, LifePod, State, Violation, mirror_of, physical
+from tests.plugin.life_kubelet import Kubelet, RefusedError
+from tests.plugin.life_plugin import Mode, Plugin
+from tests.plugin.life_watch import LifeHardware, check_metrics, check_node
 from tests.plugin.world import ApiPod, uid_of
 from tests.support.model_kubelet import RESOURCES
 
 CALM_SECONDS = 20.0
 """How long nothing has gone wrong before a refusal needs a reason that really is one."""
 MOST_PODS = 14
-
-
-@dataclass(frozen=True)
-class Mode:
-    """What kind of node it is, and what can be seen of it."""
-
-    geometry: Geometry
-    cluster: bool = True
-    extender: bool = True
-    lag_seconds: float = 0.02
-    sees_cgroups: bool = True
-    sees_processes: bool = True
-    inotify: bool = True
-    numa: bool = False
-    logical_core_size: int = 1
-
-
-class Plugin:
-    """One process of the node daemon, without its sockets and its hardware."""
-
-    def __init__(self, life: Life) -> None:
-        mode, loop = life.mode, asyncio.get_running_loop()
-        settings = PluginSettings(
-            node_name="worker-1", cluster=mode.cluster, numbering=Numbering.HOST, health_port=0, node_lease=False
-        )
-        machine = Machine(life.kubelet.file, life, life.kubelet, clock=loop.time, now_ns=lambda: int(loop.time() * 1e9))
-        self.daemon = NodeDaemon(settings, catalogue(), machine=machine)
-        self.node = self.daemon.node
-        if mode.numa:
-            half = mode.geometry.device_count // 2
-            self.node.numa_nodes = tuple(int(device >= half) for device in range(mode.geometry.device_count))
-        self._life = life
-        self._services = {
-            server.resource: DevicePluginService(
-                server.resource,
-                self.daemon.allocator,
-                self.node.advertisements[Resource(server.resource)],
-                preference_deadline_seconds=server.preference_deadline_seconds,
-            )
-            for server in self.daemon.kubelet.servers
-        }
-        jobs = {
-            "serve": self._serve,
-            "publish": self.daemon.publish_changes,
-            "turns": self.daemon.take_turns,
-            "pod resources": self.daemon.kubelet.ask_about_pods,
-        }
-        if cluster := self.daemon.cluster:
-            jobs["list"] = cluster.ask_about_pods
-            jobs["pods"] = partial(follow_pods, life.api, cluster.pods, life.chance)
-            jobs["writes"] = partial(cluster.publisher.queue.run, life.api)
-        self._tasks = [asyncio.create_task(job(), name=name) for name, job in jobs.items()]
-        for task in self._tasks:
-            task.add_done_callback(life.task_ended)
-
-    def knows(self, pod: LifePod) -> bool:
-        snapshot = self.node.snapshot
-        return snapshot is not None and is_explained(snapshot.inputs, PodUid(pod.uid))
-
-    def knows_what_it_has(self, pod: LifePod, mask: int) -> bool:
-        """Whether these logical cores are on record for the pod."""
-        snapshot, found = self.node.snapshot, 0
-        for key, entry in self.node.recorded.entries.items():
-            if snapshot and key.uid == pod.uid:
-                found |= entry.on(snapshot.inventory, snapshot.inputs.reference(key.uid)).mask
-        return not mask & ~found
-
-    def kill(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-
-    async def _serve(self) -> None:
-        """What the daemon does from its start on: look, offer, register, and register with each new kubelet."""
-        life, chance, node = self._life, self._life.chance, self.node
-        await asyncio.sleep(chance.uniform(0.1, 0.5))
-        node.see_inventory(life.inventory)
-        await self.daemon.kubelet.list_if_unreadable()
-        snapshot = node.snapshot
-        assert snapshot is not None
-        for pod in life.pods:
-            if life.mode.sees_processes and pod.opened:
-                devices = life.inventory.geometry.devices_touched(life.logical(pod.mask))
-                node.hold_down(PodUid(pod.uid), life.inventory.geometry.devices_mask(devices), "unknown pod")
-            elif (pod.used or (pod.removed and pod.given)) and not self.knows(pod):
-                pod.unseen = True  # a removed one may start all the same, and has no process yet that says so
-            if life.kubelet.file.fault and not pod.initialized and len(pod.containers) > 1:
-                pod.unseen = True  # PodResources does not list what plain init containers have
-        node.advertise()
-        asyncio.get_running_loop().call_later(chance.random(), node.disabled_known.set)  # once the Node object was read
-        kubelet, registered_with = life.kubelet.process, -1
-        while True:
-            life.kubelet.started.clear()
-            if life.kubelet.up and life.kubelet.process != registered_with:
-                if life.kubelet.process != kubelet:
-                    await asyncio.sleep(chance.random() * 0.1)
-                    kubelet = life.kubelet.process
-                    node.kubelet_restarted()
-                await asyncio.sleep(chance.choice((0.02, 0.1, 0.5)))
-                if life.kubelet.up:
-                    registered_with = kubelet = life.kubelet.process
-                    life.kubelet.connect(Connection(self._services, self._disconnected))
-                    for server in self.daemon.kubelet.servers:
-                        server.registered.set()
-                    node.changed.set()
-            await life.kubelet.started.wait()
-
-    def _disconnected(self) -> None:
-        for server in self.daemon.kubelet.servers:
-            server.registered.clear()
 
 
 class Life(AnyLife):
@@ -154,6 +45,7 @@ class Life(AnyLife):
         super().__init__(seed, mode.lag_seconds)
         self.mode = mode
         self.pods: list[LifePod] = []
+        self.hardware = LifeHardware(mode.geometry, mode.logical_core_size)
         self.inventory = self._healthy_inventory()
         numa = frozenset({0}) if mode.numa else None
         self.kubelet = Kubelet(self.chance, self.api, self.note, self._gave, self._readmitted, self._rejected, numa)
@@ -178,8 +70,9 @@ class Life(AnyLife):
             (self.change_mirror, 3),
             (self.crash, 2),
             (self.list_pod_resources, 2),
+            (self.scrape, 1),
             (self.flip_health, 1),
-            (self.flip_disabled, 1),
+            (self.flip_disabled, 1 if mode.cluster else 0),
             (self.restart_kubelet, 0.5),
             (self.kill_plugin, 0.6),
             (self.lose_api, 0.3),
@@ -218,6 +111,9 @@ class Life(AnyLife):
     def _gave(self) -> None:
         self.seen["given"] += 1
         self.check()
+        cluster = self.plugin.daemon.cluster if self.plugin else None
+        if cluster and not cluster.own_node.read.is_set() and self._loop.time() - self._troubled_at > CALM_SECONDS:
+            self.violations.append(Violation("devices were given before it was known which are disabled"))
 
     def _readmitted(self, pod: LifePod) -> None:
         """The kubelet has admitted a pod from its own record, without asking the plugin.
@@ -243,7 +139,9 @@ class Life(AnyLife):
         if deleted or drawn_by_numa or self._loop.time() - self._troubled_at < CALM_SECONDS:
             return
         geometry, unit = self.inventory.geometry, Resource(resource).unit
-        busy = physical(self.inventory, geometry.all_mask & ~self.inventory.healthy_mask)
+        known = self.plugin.node.snapshot.inventory if self.plugin and self.plugin.node.snapshot else self.inventory
+        busy = physical(known, geometry.all_mask & ~known.healthy_mask) if known.geometry == geometry else 0
+        busy |= physical(self.inventory, geometry.all_mask & ~self.inventory.healthy_mask)
         kinds = {each.name: each.kind for each in pod.containers if resource in each.limits}
         for other in self.pods:
             for mask in other.given.values() if other is not pod else ():  # also what ended init containers had
@@ -253,7 +151,7 @@ class Life(AnyLife):
         for _, mask in self._freed:
             busy |= mask
         for one in self.plugin.node.snapshot.inputs.hold_downs if self.plugin and self.plugin.node.snapshot else ():
-            busy |= physical(self.inventory, one.mask) if self.is_populated(one.uid) else 0
+            busy |= physical(self.inventory, one.mask) if self.is_populated(one.uid) is not False else 0
         count = geometry.device_count if unit is Unit.DEVICE else geometry.core_count
         masks = (physical(self.inventory, geometry.mask_of(unit, (number,))) for number in range(count))
         if sum(not mask & busy for mask in masks) >= int(spec.limits[resource]):
@@ -288,6 +186,8 @@ class Life(AnyLife):
         window = 15.0 if self.mode.sees_cgroups else 50.0
         while self._freed and now - self._freed[0][0] > window:
             self._freed.popleft()
+        disabled = self.plugin.node.snapshot.inventory.disabled if self.plugin and self.plugin.node.snapshot else ()
+        self._disabled_since = {device: self._disabled_since.get(device, now) for device in disabled}
         kept_back = (*self._disabled_since.items(), *self._broken_since.items())
         closed = {device for device, since in kept_back if now - since > 1.0}
         closed_mask = physical(self.inventory, self.inventory.geometry.devices_mask(closed))
@@ -534,6 +434,10 @@ class Life(AnyLife):
 
     # Everything else.
 
+    def scrape(self) -> None:
+        if self.plugin and (snapshot := self.plugin.node.snapshot):
+            check_metrics(self.plugin.daemon, snapshot)
+
     def list_pod_resources(self) -> None:
         """Another client of PodResources, from time to time in the middle of an Allocate."""
         self.kubelet.agents_list = self.chance.choice((0.0, 0.0, 0.5))
@@ -549,12 +453,18 @@ class Life(AnyLife):
 
     def flip_disabled(self) -> None:
         """An operator takes a device out of service, or puts it back."""
-        device, now = self.chance.randrange(self.mode.geometry.device_count), self._loop.time()
-        if self._disabled_since.pop(device, None) is None and len(self._disabled_since) < 2:
-            self._disabled_since[device] = now
+        device = self.chance.randrange(self.mode.geometry.device_count)
+        disabled = set(self.inventory.disabled) ^ {device}
+        if self.api.up and len(disabled) <= 2:
             self.seen["disabled"] += 1
-        self._see(replace(self.inventory, disabled=tuple(sorted(self._disabled_since))))
-        self.trouble(-CALM_SECONDS / 2)
+            self._disable(disabled)
+            self.trouble(-CALM_SECONDS / 2)
+
+    def _disable(self, devices: Iterable[int]) -> None:
+        """What an operator writes on the Node; the plugin finds it there."""
+        self.inventory = replace(self.inventory, disabled=tuple(sorted(devices)))
+        text = format_ids(self.inventory.disabled) or None
+        self.api.patch_node(NODE, {"metadata": {"annotations": {DISABLE_KEY: text}}})
 
     def change_lnc(self) -> None:
         geometry, size = self.inventory.geometry, self.inventory.logical_core_size
@@ -569,8 +479,10 @@ class Life(AnyLife):
 
     def _see(self, inventory: NodeInventory) -> None:
         self.inventory = inventory
+        now = LifeHardware(inventory.geometry, inventory.logical_core_size, inventory.unhealthy)
+        self.hardware.inventory, self.hardware.unhealthy = now.inventory, now.unhealthy
         if self.plugin and self.plugin.node.snapshot:
-            self.plugin.node.see_inventory(inventory)
+            self.plugin.daemon.hardware.see()
 
     def restart_kubelet(self) -> None:
         if self.kubelet.up:
@@ -693,9 +605,9 @@ class Life(AnyLife):
         self.api.stalled_until = 0.0
         self.kubelet.write_fault, self.kubelet.agents_list = "", 0.0
         self._show_file()
-        self._disabled_since.clear()
         self._broken_since.clear()
-        self._see(replace(self.inventory, unhealthy={}, disabled=()))
+        self._see(replace(self.inventory, unhealthy={}))
+        self._disable(())
         self._start_kubelet()
         self._start_plugin()
         until = self._loop.time() + seconds
@@ -750,6 +662,9 @@ class Life(AnyLife):
         if pod := self._any(State.RUNNING):
             await self.break_beneath(pod)
             await self.calm(70)
+        if self.mode.cluster:
+            self._disable({self.chance.randrange(self.mode.geometry.device_count)})
+            await asyncio.sleep(10)
         self.seen["rest"] += 1
         snapshot = self.plugin.node.snapshot if self.plugin else None
         assert snapshot is not None
@@ -782,6 +697,10 @@ class Life(AnyLife):
         ledger = snapshot.ledger.used_mask
         if ledger & ~possible or needed & ~ledger:
             raise Violation(f"{needed:b} of {possible:b} are in use, the ledger has {ledger:b}")
+        assert self.plugin
+        holders = {int(core): pod.name for pod in mine for core in cores_in(self.logical(pod.used))}
+        check_metrics(self.plugin.daemon, snapshot, holders)
+        check_node(self.api, self.plugin.daemon, snapshot)
 
     async def quiet(self) -> None:
         """All pods end: nothing is in use, held down or unhealthy any more."""

@@ -11,23 +11,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from neuron_plugin.allocation import PodUid
 from neuron_plugin.allocation.claims import DRA_DRIVER, ClaimDevice, NeuronClaim, mask_of_name, names_mask
+from neuron_plugin.cluster.api import JsonObject
 from neuron_plugin.cluster.claims import RESOURCE_CLAIMS as DECODED
 from neuron_plugin.cluster.claims import neuron_claim
 from neuron_plugin.kubelet.dra_service import ClaimReference
 from neuron_plugin.plugin.claims import ClaimPreparer, ClaimSource
-from neuron_plugin.plugin.counters import Counters
+from neuron_plugin.plugin.metrics import new_counts
 from neuron_plugin.plugin.node import LocalNode, NodeOptions
 from neuron_plugin.plugin.pod_watch import ClaimWatch, PodWatch
 from neuron_plugin.plugin.settings import Mode, Numbering, PluginSettings
 from neuron_plugin.plugin.settle import is_explained
-from neuron_plugin.simulation.api_server_kinds import RESOURCE_CLAIMS, AnyJson
+from neuron_plugin.plugin.slices import SliceKeeper, slice_spec
+from neuron_plugin.plugin.snapshot import Snapshot
+from neuron_plugin.simulation.api_server_kinds import RESOURCE_CLAIMS, RESOURCE_SLICES, AnyJson
 from neuron_plugin.simulation.kubelet_dra import ClaimInfo, DriverDevice, NotPreparedError
 from neuron_plugin.topology import CoreMask
 from tests.plugin.life_cluster import NODE, AnyLife, Violation, follow_pods
@@ -36,6 +39,8 @@ from tests.support.model_kubelet import ModelKubelet
 
 PARTNER = "efa.networking.k8s.aws"
 MOST_PODS = 10
+REST_EVERY = 500
+"""Steps."""
 SHARED = ("shared-0", "shared-1")
 _MACHINE = inventory(INF2)
 
@@ -77,14 +82,15 @@ class Plugin:
         loop = asyncio.get_running_loop()
         self.node = LocalNode(life.kubelet.file, life, NodeOptions(()), loop.time, life.kubelet.claims_file)
         settings = PluginSettings(node_name=NODE, mode=Mode.DRA, cdi_dir=life.directory, numbering=Numbering.HOST)
-        counters = Counters()
-        self.pods = PodWatch(self.node, NODE, "", settings.decision_deadline_seconds, counters, connect_seconds=1.0)
+        counts = new_counts()
+        self.pods = PodWatch(self.node, NODE, "", settings.decision_deadline_seconds, counts, connect_seconds=1.0)
         self.claims = ClaimWatch(self.node, DRA_DRIVER)
         source = ClaimSource(self.claims.read_claim, self.pods.list_pods)
-        self.preparer = ClaimPreparer(self.node, settings, source, counters)
+        self.preparer = ClaimPreparer(self.node, settings, source, counts)
         self.calls: dict[asyncio.Task[Any], None] = {}
+        self.slices = SliceKeeper(NODE, DRA_DRIVER, counts)
         self.node.disabled_known.clear()
-        self.node.see_inventory(_MACHINE)
+        self.node.see_inventory(life.inventory)
         for each in life.pods:
             if each.running:
                 mask = names_mask([f"neuron-{device}" for device in life.devices_of(each)], INF2, 1)
@@ -96,6 +102,8 @@ class Plugin:
             "pods": follow_pods(life.api, self.pods, life.chance),
             "claims": self.claims.run(life.api),
             "orders": self._wait_for_claims(),
+            "slices": self.slices.run(life.api),
+            "publish": self._publish(),
         }
         self.tasks = [asyncio.create_task(job, name=name) for name, job in jobs.items()]
         for task in self.tasks:
@@ -116,9 +124,20 @@ class Plugin:
             if self.node.list_is_due:
                 await self.pods.list_pods()
 
+    async def _publish(self) -> None:
+        while True:
+            await self.node.changed.wait()
+            self.node.changed.clear()
+            if self.node.snapshot:
+                self.slices.want(wanted_slice(self.node.snapshot), "")
+
     async def _wait_for_claims(self) -> None:
         await self.claims.read.wait()
         self.node.disabled_known.set()
+
+
+def wanted_slice(snapshot: Snapshot) -> JsonObject:
+    return slice_spec(snapshot.published_inventory, NODE, DRA_DRIVER, placed=False)
 
 
 class Kubelet(ModelKubelet):
@@ -247,6 +266,7 @@ class ClaimLife(AnyLife):
         self.directory = directory
         self.pods: list[LifePod] = []
         self.plugin: Plugin | None = None
+        self.inventory = _MACHINE
         self.kubelet = Kubelet(self)
         self.actions = (
             (self.create, 20),
@@ -259,6 +279,8 @@ class ClaimLife(AnyLife):
             (self.spoil_file, 0.2),
             (self.lose_api, 0.3),
             (self.stall_watch, 0.4),
+            (self.flip_health, 0.5),
+            (self.leave_a_slice, 0.2),
         )
 
     def is_populated(self, uid: str) -> bool | None:
@@ -410,6 +432,8 @@ class ClaimLife(AnyLife):
         self.note("kubelet restarts")
         self.seen["kubelet restart"] += 1
         self.kubelet.stop()
+        for each in self.api.objects(RESOURCE_SLICES):  # as it does until it knows its drivers
+            self.api.delete(RESOURCE_SLICES, each["metadata"]["name"])
         self.kubelet.start()
 
     def kill_plugin(self) -> None:
@@ -421,8 +445,9 @@ class ClaimLife(AnyLife):
             self._loop.call_later(self.chance.choice((0.2, 2.0, 40.0)), self.start_plugin)
 
     def start_plugin(self) -> None:
-        self.note("plugin starts")
-        self.plugin = Plugin(self)
+        if self.plugin is None:
+            self.note("plugin starts")
+            self.plugin = Plugin(self)
 
     def reboot(self) -> None:
         self.note("reboot")
@@ -443,6 +468,38 @@ class ClaimLife(AnyLife):
         self.seen["file corrupt"] += 1
         self.kubelet.claims_file.put(b"{}")
 
+    def flip_health(self) -> None:
+        """A device breaks, or is repaired: its taint keeps new claims off."""
+        unhealthy = {} if self.inventory.unhealthy else {self.chance.randrange(INF2.device_count): "broken"}
+        self.inventory = replace(self.inventory, unhealthy=unhealthy)
+        if self.plugin:
+            self.plugin.node.see_inventory(self.inventory)
+
+    def leave_a_slice(self) -> None:
+        """A plugin that called its slice otherwise has left one behind."""
+        self._numbers += 1
+        spec = {"driver": DRA_DRIVER, "nodeName": NODE, "pool": {"name": "old", "resourceSliceCount": 1}}
+        self.api.create(RESOURCE_SLICES, {"metadata": {"name": f"old-{self._numbers}"}, "spec": spec}, "")
+
+    async def rest(self) -> None:
+        """Without trouble there is one slice: all devices in their order, with a taint on what may not be given."""
+        self.api.forgive()
+        self.api.stalled_until = 0.0
+        self.start_plugin()
+        await asyncio.sleep(60)
+        snapshot = self.plugin.node.snapshot if self.plugin else None
+        assert snapshot
+        self.seen["rest"] += 1
+        (found,) = self.api.objects(RESOURCE_SLICES)
+        devices = found["spec"]["devices"]
+        if found["spec"] != wanted_slice(snapshot):
+            raise Violation(f"the slice says {devices}, wanted is {wanted_slice(snapshot)}")
+        if [device["name"] for device in devices] != [f"neuron-{device}" for device in range(INF2.device_count)]:
+            raise Violation(f"the slice has other devices, or in another order: {devices}")
+        tainted = {number for number, device in enumerate(devices) if device.get("taints")}
+        if not tainted >= self.inventory.unhealthy.keys():
+            raise Violation(f"{self.inventory.unhealthy} may not be given, and {tainted} have a taint")
+
     def lose_api(self) -> None:
         self.api.go_away()
         self._loop.call_later(self.chance.choice((1.0, 20.0)), self.api.forgive)
@@ -457,8 +514,10 @@ async def live(seed: int, directory: Path, steps: int, lag_seconds: float) -> Cl
     life.kubelet.start()
     life.start_plugin()
     try:
-        for _ in range(steps):
+        for number in range(steps):
             await life.step()
+            if number % REST_EVERY == REST_EVERY - 1:
+                await life.rest()
     except BaseException as error:
         last = "\n".join(life.trace)
         raise Violation(f"life {seed}: {error}\n{last}") from error

@@ -99,9 +99,10 @@ async def test_p79_calls_are_timed_by_resource() -> None:
         await desk.prefer("1")
         await desk.allocate("1")
         await asyncio.sleep(0)
-        counters = desk.allocator._counters
-        assert list(counters.preference_seconds) == list(counters.allocate_seconds) == [NEURON.value]
-        assert counters.allocations == {NEURON.value: 1}
+        counts = desk.allocator._counts
+        for name in ("preference_seconds", "allocate_seconds", "allocations_total"):
+            assert list(counts.samples()[name]) == [(NEURON.value,)]
+        assert counts["allocations_total"] == {(NEURON.value,): 1}
 
 
 async def test_decisions_name_a_pod_that_came_without_an_assignment_once_the_kubelet_has_recorded_it() -> None:

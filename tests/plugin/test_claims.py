@@ -28,7 +28,7 @@ from neuron_plugin.plugin.claims import (
     held_by_others,
 )
 from neuron_plugin.plugin.container import CDI_VARIABLES_FILE_NAME, ContainerStyle, core_windows
-from neuron_plugin.plugin.counters import Counters
+from neuron_plugin.plugin.metrics import new_counts
 from neuron_plugin.plugin.node import LocalNode, NodeOptions
 from neuron_plugin.plugin.settings import Mode, Numbering, PluginSettings
 from neuron_plugin.plugin.snapshot import Snapshot, derive
@@ -203,7 +203,7 @@ class Desk(Scene):
         self.known: dict[tuple[str, str], NeuronClaim] = {}
         settings = PluginSettings(node_name="worker-1", mode=Mode.DRA, cdi_dir=directory, numbering=numbering)
         source, times = ClaimSource(self._claim, self._list), PrepareTimes(wait=wait, poll=0.01)
-        self.preparer = ClaimPreparer(self.node, settings, source, Counters(), times)
+        self.preparer = ClaimPreparer(self.node, settings, source, new_counts(), times)
         self.node.see_inventory(inventory())
 
     async def _claim(self, namespace: str, name: str) -> NeuronClaim | None:

@@ -46,7 +46,7 @@ async def test_p56_two_equal_pods_admitted_in_the_other_order_swap_and_both_anno
         assert site.decided_ids("b") == [tuple(first)]
         assert ledger(daemon).used_mask
         await eventually(lambda: site.event_reasons().count("AssignmentCorrected") == 2)
-        assert daemon.counters.corrections >= 2
+        assert daemon.counts["corrections_total"][()] >= 2
         corrected = [one.pod for one in daemon.allocator.log.decisions.entries() if one.step is Step.CORRECTED]
         assert "b" in {pod.name for pod in corrected if pod}, "a had nothing yet"
 

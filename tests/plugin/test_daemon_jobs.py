@@ -26,10 +26,10 @@ from neuron_plugin.kubelet import (
 from neuron_plugin.kubelet_files import KUBELET_SOCKET
 from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.container import CDI_FILE_NAME
-from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.daemon import NodeDaemon, keep_cdi_files, keep_condition
 from neuron_plugin.plugin.hardware_watch import HardwareWatch
 from neuron_plugin.plugin.machine import DaemonTimes, Machine
+from neuron_plugin.plugin.metrics import new_counts
 from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.settings import Mode, PluginSettings, RegistrationWay
 from neuron_plugin.plugin.writes import PodEvent
@@ -99,7 +99,7 @@ class Asking(Story):
 
     async def lists_within(self, seconds: float) -> int:
         before = len(self.pod_resources.lists)
-        async with running(self.link.ask_about_pods()):
+        async with running(self.daemon.jobs["pod resources"]()):
             await asyncio.sleep(seconds)
         return len(self.pod_resources.lists) - before
 
@@ -152,8 +152,8 @@ async def test_p55_pod_resources_is_never_listed_within_a_second_of_a_call_of_th
 
     async def calls() -> None:
         while True:
-            await asyncio.sleep(0.9 * TIMES.quiet)
             asking.daemon.allocator.last_call = asking.node.clock()
+            await asyncio.sleep(0.9 * TIMES.quiet)
 
     async with running(calls()):
         assert await asking.lists_within(30) == 0
@@ -227,7 +227,7 @@ async def test_a_refusal_is_reported_on_its_pod(asking: Asking) -> None:
     asking.start()
     asking.daemon.allocator.events.append(PodEvent(pod("a").reference, "AllocationRefused", "why"))
     asking.node.changed.set()
-    async with running(asking.daemon.publish_changes()):
+    async with running(asking.daemon.jobs["publish"]()):
         await asyncio.sleep(1)
     assert any(subject.startswith("event AllocationRefused") for subject in asking.cluster.publisher.queue._unsent)
 
@@ -261,7 +261,7 @@ async def test_a_recorded_pod_that_the_watch_does_not_show_is_a_reason_for_a_lis
     asking.start()
     lister = FakeLister(asking.node, [pod("a", app(1))])
     monkeypatch.setattr(asking.cluster.pods, "list_pods", lister.list_pods)
-    async with running(asking.cluster.ask_about_pods()):
+    async with running(asking.daemon.jobs["pods"]()):
         await asyncio.sleep(10 * TIMES.ask)
     assert lister.lists == 1, "then it is shown"
 
@@ -335,7 +335,7 @@ async def test_after_an_error_in_a_connections_jobs_there_is_a_new_connection() 
 @pytest.mark.looptime
 async def test_the_lease_is_renewed_while_the_kubelet_follows_any_resource(asking: Asking) -> None:
     asking.start()
-    async with running(asking.daemon.publish_changes()):
+    async with running(asking.daemon.jobs["publish"]()):
         for followed, expected in (((), False), ((1,), True), ((0, 1, 2), True), ((), False)):
             for place, server in enumerate(asking.link.servers):
                 (server.registered.set if place in followed else server.registered.clear)()
@@ -352,13 +352,13 @@ class Seeing:
 
     def __init__(self, directory: Path) -> None:
         self.daemon = NodeDaemon(PluginSettings(node_name="n"), catalogue())
-        self.counters = Counters()
+        self.counts = new_counts()
         seen = read_inventory(write_node(directory, "inf2.48xlarge").paths)
         self._health = SimpleNamespace(inventory=seen, unhealthy={})
         health: Any = self._health
         assert self.daemon.cluster
         self.cluster = self.daemon.cluster
-        what = (PluginSettings(node_name="n"), catalogue(), self.daemon.node, health, self.cluster, self.counters)
+        what = (PluginSettings(node_name="n"), catalogue(), self.daemon.node, health, self.cluster, self.counts)
         self.hardware = self.daemon.hardware = HardwareWatch(*what)
 
     def sees(self, *, sick: tuple[int, ...] = (), disabled: tuple[int, ...] = ()) -> list[str]:
@@ -409,11 +409,11 @@ async def test_each_change_of_a_devices_health_is_counted_once(tmp_path: Path) -
     seeing = Seeing(tmp_path)
     for sick in ((3,), (3, 5), (5,), (), (3,)):
         seeing.sees(sick=sick)
-    assert seeing.counters.health_transitions == {
-        (3, "unhealthy"): 2,
-        (5, "unhealthy"): 1,
-        (3, "healthy"): 1,
-        (5, "healthy"): 1,
+    assert seeing.counts["health_transitions_total"] == {
+        ("3", "unhealthy"): 2,
+        ("5", "unhealthy"): 1,
+        ("3", "healthy"): 1,
+        ("5", "healthy"): 1,
     }
 
 

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from tests.plugin import life_claims
-from tests.plugin.life import Mode, live
+from tests.plugin.life import live
 from tests.plugin.life_cluster import VirtualLoop
+from tests.plugin.life_plugin import Mode
 from tests.plugin.world import INF2, LINE, TRN1, TRN2
 
 STEPS = int(os.environ.get("NODE_LIFE_STEPS", "10000"))

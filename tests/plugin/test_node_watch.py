@@ -12,7 +12,7 @@ import pytest
 
 from neuron_plugin.allocation.keys import DISABLE_KEY
 from neuron_plugin.cluster import ApiRequest
-from neuron_plugin.plugin.counters import Counters
+from neuron_plugin.plugin.metrics import new_counts
 from neuron_plugin.plugin.node_watch import NodeWatch, SeenNode
 from neuron_plugin.plugin.publisher import Publisher
 from neuron_plugin.simulation.api_server_kinds import EVENTS
@@ -26,9 +26,9 @@ class Watched:
     """The node's object at an API server, and who follows it."""
 
     def __init__(self, node_name: str) -> None:
-        self.server, self.publisher, self.counters = StandInApiServer(), Publisher(NODE), Counters()
+        self.server, self.publisher, self.counts = StandInApiServer(), Publisher(NODE), new_counts()
         self.changed, self.counted = asyncio.Event(), asyncio.Event()
-        self.watch = NodeWatch(node_name, self.changed, self.counted, self.publisher, self.counters)
+        self.watch = NodeWatch(node_name, self.changed, self.counted, self.publisher, self.counts)
 
     def annotate(self, text: str | None, name: str = NODE) -> None:
         self.server.patch_node(name, {"metadata": {"annotations": {DISABLE_KEY: text}}})
@@ -107,7 +107,7 @@ async def test_ends_of_the_watch_lose_nothing() -> None:
         watched.server.fail(Fault(Match("GET", "/nodes"), times=2))
         watched.annotate("7")
         await watched.disables(7)
-        assert watched.counters.watch_restarts
+        assert watched.counts["watch_restarts_total"]
 
 
 async def test_a_node_that_was_created_again_says_what_is_disabled_now() -> None:
@@ -161,7 +161,7 @@ class Following:
     node: SeenNode | None = None
 
     def __post_init__(self) -> None:
-        self.watch = NodeWatch(NODE, asyncio.Event(), asyncio.Event(), self.publisher, Counters())
+        self.watch = NodeWatch(NODE, asyncio.Event(), asyncio.Event(), self.publisher, new_counts())
         self.publisher.write_on_node("inventory", ApiRequest("PATCH", "/n"))
         self.written()
 

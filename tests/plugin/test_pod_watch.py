@@ -15,8 +15,8 @@ from neuron_plugin.allocation.keys import NODE_KEY, POD_UID_KEY
 from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.cluster.api import Response
 from neuron_plugin.plugin import pod_watch as module
-from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.inputs import NodePods
+from neuron_plugin.plugin.metrics import new_counts
 from neuron_plugin.plugin.node import LocalNode
 from neuron_plugin.plugin.pod_watch import ClaimWatch, PodWatch
 from tests.plugin.desk import FakeCgroups, LoopClock, running
@@ -38,13 +38,11 @@ class Watched:
     """An API server, and what a node knows of its pods."""
 
     def __init__(self, own_uid: str, deadline_seconds: float = 5.0, connect_seconds: float = 600.0) -> None:
-        self.server, self.counters = StandInApiServer(), Counters()
+        self.server, self.counts = StandInApiServer(), new_counts()
         for name in (NODE, "other"):
             self.server.create_node({"metadata": {"name": name}})
         self.node = a_node()
-        self.watch = PodWatch(
-            self.node, NODE, own_uid, deadline_seconds, self.counters, connect_seconds=connect_seconds
-        )
+        self.watch = PodWatch(self.node, NODE, own_uid, deadline_seconds, self.counts, connect_seconds=connect_seconds)
 
     def create(self, name: str, *, asks: bool = True, node: str = NODE) -> None:
         self.server.create_pod(manifest(name, uid_of(name), (app(1),) if asks else ()))
@@ -62,7 +60,7 @@ async def a_watch(*names: str, own: str = "", runs: bool = True, **times: float)
         watched.create(name)
     async with running(watched.watch.run(watched.server)) if runs else nullcontext():
         if runs:
-            await eventually(lambda: bool(watched.counters.lists))
+            await eventually(lambda: bool(watched.counts["lists_total"]))
         yield watched
 
 
@@ -154,10 +152,10 @@ async def test_without_a_connection_the_api_server_is_neither_asked_nor_said_to_
 async def test_lists_and_ends_of_the_watch_are_counted() -> None:
     async with a_watch() as watched:
         await watched.watch.list_pods()
-        assert watched.counters.lists["pods"] >= 2
+        assert watched.counts["lists_total"]["pods",] >= 2
         assert watched.watch.age_seconds is not None
         watched.server.end_watches()
-        await eventually(lambda: bool(watched.counters.watch_restarts["pods", "end"]))
+        await eventually(lambda: bool(watched.counts["watch_restarts_total"]["pods", "end"]))
 
 
 # Claims.

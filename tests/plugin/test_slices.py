@@ -11,7 +11,7 @@ import pytest
 from neuron_plugin.allocation.claims import PLACED_TAINT, UNHEALTHY_TAINT
 from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.cluster.api import Response
-from neuron_plugin.plugin.counters import Counters
+from neuron_plugin.plugin.metrics import new_counts
 from neuron_plugin.plugin.slices import SliceKeeper, _differences, slice_spec
 from tests.plugin.desk import running
 from tests.plugin.world import INF2, inventory
@@ -84,7 +84,7 @@ async def test_an_api_server_that_takes_no_slice_is_asked_again_and_again_and_lo
     async def answer(request: ApiRequest) -> Response:
         return listed() if request.method == "GET" else Response(500, msgspec.json.encode({"message": "no space left"}))
 
-    server, keeper = ScriptedServer(answer), SliceKeeper("worker-1", "neuron.aws.com", Counters())
+    server, keeper = ScriptedServer(answer), SliceKeeper("worker-1", "neuron.aws.com", new_counts())
     keeper.want(spec(), "")
     async with running(keeper.run(server)):
         await asyncio.sleep(600)

@@ -23,12 +23,13 @@ from neuron_plugin.hardware import Device, EccCounts, Inventory
 from neuron_plugin.hardware.core_counters import CoreCounters
 from neuron_plugin.hardware.device import HealthReadings, NodeState
 from neuron_plugin.kubelet import Advertisement, DevicePluginServer, DirectoryWatch, KubeletCounters
-from neuron_plugin.plugin.counters import BOUNDS_SECONDS, Counters, Latencies
+from neuron_plugin.metrics import MetricCounts
 from neuron_plugin.plugin.inputs import HoldDown, Inputs
+from neuron_plugin.plugin.metrics import METRICS, new_counts
 from neuron_plugin.plugin.node import NodeOptions
 from neuron_plugin.plugin.publisher import WriteQueue
 from neuron_plugin.plugin.snapshot import derive
-from neuron_plugin.plugin.status import METRICS, PREFIX, PluginStatus
+from neuron_plugin.plugin.status import PluginStatus
 from neuron_plugin.plugin.utilization import ContainerKey, ContainerUse, UseByContainer
 from neuron_plugin.topology import DeviceId
 from tests.kubelet.fakes import FakeHandler
@@ -87,7 +88,7 @@ class Parts:
     silent: dict[str, str] = field(default_factory=dict)
     hardware: Inventory | None = None
     decisions: DecisionLog = field(default_factory=DecisionLog)
-    counters: Counters = field(default_factory=Counters)
+    counts: MetricCounts = field(default_factory=new_counts)
     kubelet: KubeletCounters = field(default_factory=KubeletCounters)
     age: float | None = None
     writes: WriteQueue | None = None
@@ -106,7 +107,7 @@ class Parts:
             self.servers,
             fakes(silent_sources=self.silent, inventory=self.hardware),
             self.decisions,
-            self.counters,
+            self.counts,
             self.kubelet,
             self.cluster,
             fakes(use=self.use, unix_seconds=1000.0),
@@ -134,8 +135,8 @@ class Parts:
         found: dict[str, dict[tuple[str, ...], float]] = {}
         for family in text_string_to_metric_families(self.page()):
             for sample in family.samples:
-                name = sample.name.removeprefix(PREFIX)
-                _, labels, _ = METRICS.get(name, METRICS.get(name.rpartition("_")[0], ("", (), "")))
+                name = sample.name.removeprefix(METRICS.prefix)
+                _, labels, _ = METRICS.rows.get(name, METRICS.rows.get(name.rpartition("_")[0], ("", (), "")))
                 values = tuple(sample.labels[label] for label in (*labels, "le") if label in sample.labels)
                 found.setdefault(name, {})[values] = sample.value
         return found
@@ -233,13 +234,14 @@ async def test_a_node_that_the_api_server_does_not_know_is_not_ready() -> None:
 def everything() -> Parts:
     """A moment at which every metric has a sample."""
     node = inventory(INF2)
-    counters = Counters(corrections=1)
-    counters.allocations["neuron"] += 1
-    counters.lists["pods"] += 1
-    counters.watch_restarts["pods", "end"] += 1
-    counters.health_transitions[3, "unhealthy"] += 1
-    counters.allocate_seconds["neuron"] = counters.preference_seconds["neuron"] = Latencies()
-    counters.prepare_seconds["neuron.aws.com"] = Latencies()
+    counts = new_counts()
+    counts.add("corrections_total")
+    counts.add("allocations_total", "neuron")
+    counts.listed("pods", records=3, seconds=0.1)
+    counts.interrupted("pods", "end", wait_seconds=0.1)
+    counts.add("health_transitions_total", "3", "unhealthy")
+    for name, resource in (("allocate", "neuron"), ("preference", "neuron"), ("prepare", "neuron.aws.com")):
+        counts.observe(f"{name}_seconds", resource, seconds=0.1)
     kubelet = KubeletCounters()
     kubelet.refused_requests["neuron", "Allocate"] += 1
     kubelet.preferences_replaced["neuron"] += 1
@@ -256,7 +258,7 @@ def everything() -> Parts:
         ),
         silent={"kernel-log": "not permitted"},
         hardware=Inventory((device,)),
-        counters=counters,
+        counts=counts,
         kubelet=kubelet,
         age=1.5,
         writes=WriteQueue(),
@@ -271,7 +273,7 @@ def everything() -> Parts:
 
 def test_p79_what_is_exposed_is_what_is_documented() -> None:
     families = {family.name: family for family in text_string_to_metric_families(everything().page())}
-    documented = {PREFIX + name.removesuffix("_total"): metric for name, metric in METRICS.items()}
+    documented = {METRICS.prefix + name.removesuffix("_total"): metric for name, metric in METRICS.rows.items()}
     assert families.keys() == documented.keys()
     for name, family in families.items():
         kind, labels, meaning = documented[name]
@@ -292,8 +294,8 @@ def test_use_is_shown_by_container_and_only_what_is_known() -> None:
 
 
 def test_counters_are_called_total_and_nothing_else_is() -> None:
-    assert {name.endswith("_total") for name, (kind, *_) in METRICS.items() if kind == "counter"} == {True}
-    assert {name.endswith("_total") for name, (kind, *_) in METRICS.items() if kind != "counter"} == {False}
+    assert {name.endswith("_total") for name, (kind, *_) in METRICS.rows.items() if kind == "counter"} == {True}
+    assert {name.endswith("_total") for name, (kind, *_) in METRICS.rows.items() if kind != "counter"} == {False}
 
 
 def test_p79_every_id_is_in_exactly_one_state_under_each_name() -> None:
@@ -349,12 +351,12 @@ def test_an_id_that_no_device_has_is_in_no_state() -> None:
 
 def test_each_counter_shows_its_own_count_by_its_own_labels() -> None:
     parts = Parts(servers=[Server(NEURON), Server(CORE, registered=False)])
-    parts.counters = Counters(corrections=2)
-    parts.counters.allocations["neuron"] += 3
-    parts.counters.lists["pods"] += 4
-    parts.counters.watch_restarts["pods", "end"] += 5
-    parts.counters.health_transitions[3, "healthy"] += 6
-    parts.counters.preference_seconds["neuron"].observe(0.003)
+    parts.counts.add("corrections_total", count=2)
+    parts.counts.add("allocations_total", "neuron", count=3)
+    parts.counts.add("lists_total", "pods", count=4)
+    parts.counts.add("watch_restarts_total", "pods", "end", count=5)
+    parts.counts.add("health_transitions_total", "3", "healthy", count=6)
+    parts.counts.observe("preference_seconds", "neuron", seconds=0.003)
     parts.kubelet.refused_requests["neuron", "Allocate"] += 8
     parts.kubelet.preferences_replaced["neuron"] += 9
     parts.kubelet.registrations["neuron", "failed"] += 10
@@ -414,20 +416,6 @@ def test_p70_a_silent_source_is_a_series_and_ecc_counts_are_those_of_the_latest_
     found = everything().scraped()
     assert found["silent_sources"] == {("kernel-log",): 1}
     assert found["ecc_errors"] == {("0", "sram"): 1, ("0", "memory"): 2, ("0", "repairable"): 3}
-
-
-# Latencies.
-
-
-def test_a_latency_counts_in_every_bucket_that_it_is_not_above() -> None:
-    latencies = Latencies()
-    for seconds in (0.0, BOUNDS_SECONDS[3], 99.0):
-        latencies.observe(seconds)
-    cumulative = dict(latencies.cumulative())
-    assert [cumulative[str(bound)] for bound in BOUNDS_SECONDS[2:5]] == [1, 2, 2]
-    assert cumulative["+Inf"] == 3
-    assert latencies.sum_seconds == BOUNDS_SECONDS[3] + 99.0
-    assert list(BOUNDS_SECONDS) == sorted(set(BOUNDS_SECONDS))
 
 
 # Decisions.

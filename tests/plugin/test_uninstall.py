@@ -12,7 +12,7 @@ from neuron_plugin.cluster.writes import create_lease, delete_lease, utc_now
 from neuron_plugin.plugin.node_lease import node_lease
 from neuron_plugin.plugin.publisher import publication
 from neuron_plugin.plugin.uninstall import installed_nodes, uninstall_nodes
-from neuron_plugin.simulation import api_server
+from neuron_plugin.simulation import api_server_kinds as kinds
 from tests.plugin.world import inventory
 from tests.support.api_server import Fault, Match, StandInApiServer
 
@@ -36,12 +36,12 @@ async def lease(server: StandInApiServer, name: LeaseName) -> None:
 
 
 def metadata(server: StandInApiServer, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = server.get(api_server.NODES, name)["metadata"]
+    found: dict[str, Any] = server.get(kinds.NODES, name)["metadata"]
     return found
 
 
 def leases(server: StandInApiServer) -> list[str]:
-    return [one["metadata"]["name"] for one in server.objects(api_server.LEASES)]
+    return [one["metadata"]["name"] for one in server.objects(kinds.LEASES)]
 
 
 async def test_annotation_labels_and_lease_of_a_node_are_taken_back_and_nothing_else(server: StandInApiServer) -> None:
@@ -63,7 +63,7 @@ async def test_the_condition_that_is_named_is_taken_back_and_no_other(server: St
     assert await installed_nodes(server, NAMESPACE, conditions) == ["other", "worker-1", "worker-2"]
     assert await uninstall_nodes(server, ["other", "worker-1"], NAMESPACE, conditions) == ["other", "worker-1"]
     for name in ("other", "worker-1"):
-        assert server.get(api_server.NODES, name)["status"]["conditions"] == [ready]
+        assert server.get(kinds.NODES, name)["status"]["conditions"] == [ready]
     assert await uninstall_nodes(server, ["other"], NAMESPACE, conditions) == []
 
 

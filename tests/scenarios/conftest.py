@@ -18,8 +18,6 @@ async def cluster() -> AsyncIterator[SimulatedCluster]:
     """One cluster for all stories of a module, in a short directory: the path of a socket has 107 bytes at most."""
     with TemporaryDirectory(prefix="np-") as directory:
         async with SimulatedCluster(Path(directory), TYPES, daemon_flags=FLAGS) as cluster:
-            for worker in cluster.workers.values():
-                await worker.wait_until_registered()
             yield cluster
 
 

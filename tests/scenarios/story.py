@@ -16,7 +16,6 @@ from typing import Any
 import aiohttp
 
 from neuron_plugin.allocation import Resource
-from neuron_plugin.allocation.keys import ALLOCATED_KEY
 from neuron_plugin.simulation import AdmittedPod, ExtenderCallError, SimulatedCluster
 from neuron_plugin.simulation.api_server_kinds import EVENTS, PODS, AnyJson
 from tests.support.manifests import pod_manifest
@@ -96,7 +95,7 @@ class Story:
     async def start(self, name: str) -> Running:
         """Have a bound pod admitted by its kubelet, which asks the plugin, and confirmed by the plugin."""
         received = await self.cluster.admit(name)
-        await self.cluster.wait_for_annotation(name, ALLOCATED_KEY, "true")
+        await self.cluster.wait_until_allocated(name)
         record = self.cluster.pod(name)
         return Running(record.node_name, record.annotations, received)
 

@@ -170,14 +170,6 @@ def api() -> StandInApiServer:
 
 
 @pytest.mark.looptime
-async def test_a_request_that_takes_too_long_may_have_arrived(api: StandInApiServer) -> None:
-    api.fail(Fault(delay_seconds=9.0))
-    with pytest.raises(UnreachableError) as raised:
-        await api.request(ApiRequest("GET", ITEM), timeout_seconds=5)
-    assert raised.value.may_have_arrived
-
-
-@pytest.mark.looptime
 async def test_a_silent_watch_is_given_up_and_a_refused_one_not_opened(api: StandInApiServer) -> None:
     now = {**WATCH.query, "resourceVersion": str(api._objects.versions.current)}
     began = asyncio.get_running_loop().time()

@@ -10,13 +10,14 @@ import msgspec
 import pytest
 
 from neuron_plugin.allocation import Resource
-from neuron_plugin.allocation.keys import ALLOCATED_KEY
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.simulation.cluster import NODE_NAME, SimulatedCluster, pod_manifest
 from neuron_plugin.simulation.cluster_nodes import end_process
 from neuron_plugin.simulation.kubelet_pods import AdmittedPod
 from neuron_plugin.simulation.scheduler import ExtenderCallError
 from tests.support.worker import end_pod, kill_daemon
+
+pytestmark = pytest.mark.timeout(180)  # real daemons on a machine that may be busy
 
 CORE, DEVICE = Resource.NEURONCORE.value, Resource.NEURONDEVICE.value
 
@@ -30,8 +31,14 @@ async def cluster() -> AsyncIterator[SimulatedCluster]:
     with TemporaryDirectory(prefix="np-") as directory:
         types = {NODE_NAME: "inf2.24xlarge"}
         async with SimulatedCluster(Path(directory), types, daemon_flags=("--numbering", "host")) as simulated:
-            await simulated.worker.wait_until_offered(Resource.NEURONCORE, 12)
             yield simulated
+
+
+async def test_a_plugin_that_ends_at_its_start_is_reported_at_once() -> None:
+    said = "node node-1: it has ended; the daemon's log ends with:\n(.*\n)*.*--no-such-flag"
+    with TemporaryDirectory(prefix="np-") as directory, pytest.raises(TimeoutError, match=said):
+        async with SimulatedCluster(Path(directory), {NODE_NAME: "inf2.xlarge"}, daemon_flags=("--no-such-flag",)):
+            pass
 
 
 async def placed(cluster: SimulatedCluster, name: str, resource: str, count: int) -> AdmittedPod:
@@ -40,7 +47,7 @@ async def placed(cluster: SimulatedCluster, name: str, resource: str, count: int
     assert (await cluster.filter(name)).nodes
     await cluster.bind(name)
     admitted = await cluster.admit(name)
-    await cluster.wait_for_annotation(name, ALLOCATED_KEY, "true")
+    await cluster.wait_until_allocated(name)
     return admitted
 
 

@@ -9,7 +9,8 @@ import pytest
 from neuron_plugin.allocation.inventory import read_inventory
 from neuron_plugin.allocation.keys import INVENTORY_KEY
 from neuron_plugin.cluster.leases import LEASE_PREFIX
-from neuron_plugin.simulation.api_server import LEASES, NODES, PODS, SimulatedApiServer
+from neuron_plugin.simulation.api_server import SimulatedApiServer
+from neuron_plugin.simulation.api_server_kinds import LEASES, NODES, PODS
 from neuron_plugin.simulation.cluster_nodes import RENEW_SECONDS, PlayedNode
 
 

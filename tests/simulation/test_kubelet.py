@@ -20,10 +20,16 @@ import pytest
 from neuron_plugin.kubelet import PodResourcesClient, is_served
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet_files import CHECKPOINT, KUBELET_SOCKET
-from neuron_plugin.simulation.kubelet_pods import KubeletContainer, KubeletPod, PodRejectedError, SimulatedCgroups
+from neuron_plugin.simulation.kubelet_pods import (
+    KubeletContainer,
+    KubeletPod,
+    PodGoneError,
+    PodRejectedError,
+    SimulatedCgroups,
+)
 from tests.kubelet.fakes import CORE, eventually
 from tests.simulation.kubelet_node import INIT, RawPlugin, ids_of, node, pod, register, rejection, serving, wants
-from tests.support.kubelet import KubeletOptions, KubeletStoppedError, StandInKubelet
+from tests.support.kubelet import KubeletOptions, StandInKubelet
 from tests.support.manifests import static_pod
 
 API_UID = "0f1c2d3e-4a5b-6c7d-8e9f-001122334455"
@@ -109,7 +115,7 @@ async def test_a_kubelet_that_ends_under_an_allocate_has_no_entry_rejects_nothin
         admission = asyncio.create_task(kubelet.admit(pod("a", wants(2))))
         await eventually(lambda: bool(plugin.allocations))
         await kubelet.stop()
-        with pytest.raises(KubeletStoppedError, match="under the admission of a"):
+        with pytest.raises(PodGoneError, match="while it admitted a"):
             await admission
         plugin.gate.set()
         assert recorded(directory) == {}
@@ -195,7 +201,7 @@ async def test_an_identical_list_writes_the_whole_memory_also_during_a_preferred
     async with node(directory, ReadingPlugin(directory)) as (kubelet, plugin):
         assert isinstance(plugin, ReadingPlugin)
         await kubelet.admit(pod("a", wants(1)))
-        kubelet.spoil_checkpoint(b'{"Data":{"PodDeviceEntries":null}}')
+        kubelet.checkpoint.write_text('{"Data":{"PodDeviceEntries":null}}')
         plugin.thinking = asyncio.Event()
         admission = asyncio.create_task(kubelet.admit(pod("b", wants(1))))
         await eventually(lambda: len(plugin.preferences) == 2)

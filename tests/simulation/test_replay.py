@@ -92,6 +92,7 @@ def test_what_waits_in_the_end_are_the_refused_pods_that_would_still_run() -> No
 def test_a_pod_that_waits_for_ever_is_refused_in_the_end() -> None:
     found = run([node("a")], come((0, 1, "neuron=1"), (0, 2, "neuron=7")), waiting=True)
     assert found.by_request[parse_shape("neuron=7")].refused == 14
+    assert (found.busy, found.empty) == (1, 0), "means over the time until nothing ends any more"
 
 
 def test_a_pod_is_moved_to_make_room_and_goes_on_for_as_long_as_it_had_left() -> None:

@@ -27,6 +27,8 @@ from neuron_plugin.simulation.supervisor import (
     supervise,
 )
 
+pytestmark = pytest.mark.timeout(180)  # real daemons on a machine that may be busy
+
 TYPES = {"inf2-1": "inf2.xlarge", "trn1-1": "trn1.2xlarge"}
 
 
@@ -41,9 +43,6 @@ async def lines() -> AsyncIterator[tuple[SimulatedCluster, list[str]]]:
 
     with TemporaryDirectory(prefix="np-") as directory:
         async with SimulatedCluster(Path(directory), TYPES) as cluster:
-            for worker in cluster.workers.values():
-                await worker.wait_until_registered()
-            await cluster.wait_until_published()
             listening = asyncio.create_task(listen(cluster), name="live")
             yield cluster, said
             listening.cancel()
@@ -107,7 +106,7 @@ async def test_a_pod_of_no_scheduler_waits_and_what_ends_is_brought_back(
     await until(said, "the extender has ended with -9 and is started again")
     api.delete_node("trn1-1")
     await until(said, "node trn1-1: its object is gone, and its kubelet makes it again")
-    await cluster.wait_until_published()
+    await cluster.wait_until_ready()
     api.create_pod(asking("after", nodeSelector={"kubernetes.io/hostname": "trn1-1"}))
     await until(said, "pod default/after: m receives --device=/dev/neuron0")
 

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from neuron_plugin.allocation import NeuronPod
-from neuron_plugin.simulation import WorkloadError, WorkloadPod, pods_of
 from neuron_plugin.simulation.api_server_kinds import AnyJson
-from neuron_plugin.simulation.workloads import NoPodsError
+from neuron_plugin.simulation.workloads import NoPodsError, WorkloadError, WorkloadPod, pods_of
 from tests.support.world import record_of
 
 TEMPLATE = {

@@ -20,7 +20,7 @@ from urllib.request import Request, urlopen
 import yaml
 
 REPOSITORY = Path(__file__).parents[2]
-SECONDS = 90.0
+SECONDS = 150.0
 
 
 class Playground:

@@ -1,12 +1,13 @@
-"""The simulated scheduler's whole attempt, with the verbs that the demo has no use for: prioritize and preempt."""
+"""The simulated scheduler's whole attempt, with the verb that the demo has no use for: preempt."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from neuron_plugin.simulation import ExtenderCallError, SimulatedScheduler
+from neuron_plugin.simulation import ExtenderCallError
 from neuron_plugin.simulation.api_server_kinds import AnyJson
+from neuron_plugin.simulation.scheduler import SimulatedScheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,23 +27,11 @@ class StandInScheduler(SimulatedScheduler):
             found = await self.filter(pod, nodes)
             if not found.nodes:
                 return Placed(message=found.message(len(nodes)))
-            scores = await self.prioritize(pod, found.nodes) if len(found.nodes) > 1 else {}
-            chosen = max(found.nodes, key=lambda node: scores.get(node, 0))
+            chosen = await self.best(pod, found.nodes)
             await self.bind(pod, chosen)
         except ExtenderCallError as error:
             return Placed(message=str(error))
         return Placed(node=chosen)
-
-    async def prioritize(self, pod: AnyJson, nodes: Sequence[str]) -> dict[str, int]:
-        """The prioritize verb; like the scheduler, nothing on any failure."""
-        try:
-            answer = await self._call("prioritize", {"Pod": pod, "Nodes": None, "NodeNames": list(nodes)})
-        except ExtenderCallError:
-            return {}
-        scores = answer if isinstance(answer, list) else []
-        if not all(type(entry["Score"]) is int for entry in scores):
-            return {}  # Go cannot read 5.0 into an int64
-        return {entry["Host"]: entry["Score"] for entry in scores}
 
     async def preempt(
         self, pod: AnyJson, victims: Mapping[str, Sequence[str]], present: Mapping[str, Collection[str]]

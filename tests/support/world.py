@@ -40,8 +40,8 @@ TYPES = catalogue()
 class World:
     """A state that gets manifests as the watches would bring them."""
 
-    def __init__(self, version: int = 0) -> None:
-        self.state = ClusterState(version, product_names(TYPES))
+    def __init__(self, version: int = 0, **settings: Any) -> None:
+        self.state = ClusterState(version, product_names(TYPES), **settings)
         self._others: dict[str, PodUse] = {}
         self._kept: dict[str, object] = {}
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from functools import cache, lru_cache
 from itertools import pairwise
 
-from neuron_plugin.topology import Unit
-from neuron_plugin.topology.geometry import Geometry, Topology
+from neuron_plugin.topology import Topology, Unit
+from neuron_plugin.topology.geometry import Geometry
 from neuron_plugin.topology.instances import InstanceType, catalogue
 
 Cores = frozenset[int]

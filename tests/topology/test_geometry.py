@@ -6,14 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.topology import Unit
+from neuron_plugin.topology import Topology, Unit
 from neuron_plugin.topology.geometry import (
     MOST_CORES_PER_DEVICE,
     MOST_DEVICES,
     NO_CORES,
     Geometry,
     GeometryError,
-    Topology,
     cores_in,
 )
 from tests.topology.oracle import INF1, INF2_RING, TRN1, TRN2, as_cores, cores_of_devices, distinct_geometries

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.topology import Unit
-from neuron_plugin.topology.geometry import MOST_CORES_PER_DEVICE, GeometryError, Topology
-from neuron_plugin.topology.instances import SHIPPED, TORUS_BLOCKS, InstanceType, catalogue, geometry_of
+from neuron_plugin.topology import Topology, Unit
+from neuron_plugin.topology.geometry import MOST_CORES_PER_DEVICE, GeometryError
+from neuron_plugin.topology.instances import SHIPPED, InstanceType, catalogue, geometry_of
 from neuron_plugin.topology.links import links_of
 from neuron_plugin.topology.sets import sets_by_count
 
@@ -108,7 +108,7 @@ def test_p26_an_unknown_type_is_known_by_its_links() -> None:
     links = links_of(Topology.TORUS, 16)
     geometry = geometry_of(catalogue(), "trn9.48xlarge", device_ids=range(16), cores_per_device=2, links=links)
     assert (geometry.instance_type, geometry.topology) == ("trn9.48xlarge", Topology.TORUS)
-    assert geometry.block_sizes == TORUS_BLOCKS
+    assert geometry.block_sizes == (1, 4, 8, 16)
     line = geometry_of(catalogue(), "", device_ids=range(5), cores_per_device=2, links=links_of(Topology.LINE, 5))
     assert (line.instance_type, line.topology, line.block_sizes) == ("unknown", Topology.LINE, ())
 

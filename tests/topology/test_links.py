@@ -1,4 +1,4 @@
-"""Links are those the driver prints, and links tell the topology."""
+"""Links are those the driver prints, links tell the topology, and linked devices stand beside each other."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.topology.geometry import Topology
-from neuron_plugin.topology.links import links_of, topology_of
+from neuron_plugin.topology import links as topologies
+from neuron_plugin.topology.links import Grid, Topology, grids_of, links_of, topology_of
 
 TORUS_AS_THE_DRIVER_PRINTS_IT = """
 12 3 4 1; 13 0 5 2; 14 1 6 3; 15 2 7 0; 0 7 8 5; 1 4 9 6; 2 5 10 7; 3 6 11 4;
@@ -108,3 +108,62 @@ def test_one_more_link_is_another_machine() -> None:
 @given(st.dictionaries(st.integers(-3, 70), st.frozensets(st.integers(-3, 70), max_size=4), max_size=34))
 def test_any_links_have_some_topology(links: dict[int, frozenset[int]]) -> None:
     assert topology_of(links) in Topology
+
+
+def rows(grid: Grid) -> list[list[int]]:
+    """Device ids as they stand."""
+    lines: dict[int, dict[int, int]] = {}
+    for device, (row, column) in grid.places.items():
+        lines.setdefault(row, {})[column] = device
+    return [[line[column] for column in sorted(line)] for _, line in sorted(lines.items())]
+
+
+def pairs(grids: tuple[Grid, ...]) -> set[frozenset[int]]:
+    """Devices beside each other, also around the edge."""
+    return {frozenset(pair) for grid in grids for pair in (*grid.neighbours(), *grid.around())}
+
+
+def linked(topology: Topology, count: int) -> set[frozenset[int]]:
+    return {frozenset((device, other)) for device, others in links_of(topology, count).items() for other in others}
+
+
+def test_thirty_two_devices_are_two_tori() -> None:
+    first, second = grids_of(Topology.TORUS, 32, 8)
+    assert rows(first)[0] == [0, 1, 2, 3]
+    assert rows(second)[3] == [28, 29, 30, 31]
+    assert pairs((first, second)) == linked(Topology.TORUS, 32)
+
+
+def test_a_part_of_a_torus_has_no_edge_to_go_around() -> None:
+    first, second = grids_of(Topology.TORUS, 18, 8)
+    assert (first.wraps, second.wraps) == (True, False)
+    assert rows(second) == [[16, 17]]
+
+
+def test_a_long_line_turns_like_a_snake() -> None:
+    (grid,) = grids_of(Topology.LINE, 10, 8)
+    assert rows(grid) == [[0, 1, 2, 3, 4, 5, 6, 7], [9, 8]]
+    assert grid.places[8][1] == 7, "below its neighbour 7"
+    assert pairs((grid,)) >= linked(Topology.LINE, 10)
+
+
+def test_the_ends_of_a_folded_ring_meet() -> None:
+    (grid,) = grids_of(Topology.RING, 12, 8)
+    assert rows(grid) == [[0, 1, 2, 3, 4, 5], [11, 10, 9, 8, 7, 6]]
+    assert pairs((grid,)) >= linked(Topology.RING, 12)
+
+
+def test_devices_without_known_links_stand_in_the_order_of_their_ids() -> None:
+    (grid,) = grids_of(Topology.UNLINKED, 6, 4)
+    assert rows(grid) == [[0, 1, 2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize("size", [(4, 4), (4, 8), (8, 4), (3, 5)])
+def test_a_torus_of_any_size_is_one_line_of_the_table(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topologies, "TORI", {Topology.TORUS: size})
+    count = size[0] * size[1]
+    assert Topology.TORUS.can_link(2 * count)
+    assert not Topology.TORUS.can_link(count + 1)
+    assert pairs(grids_of(Topology.TORUS, 2 * count, 8)) == linked(Topology.TORUS, 2 * count)
+    assert {len(others) for others in links_of(Topology.TORUS, count).values()} == {4}
+    assert topology_of(links_of(Topology.TORUS, count)) is Topology.TORUS

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.topology import Unit
-from neuron_plugin.topology.geometry import MOST_CORES_PER_DEVICE, MOST_DEVICES, CoreMask, Geometry, Topology
+from neuron_plugin.topology import Topology, Unit
+from neuron_plugin.topology.geometry import MOST_CORES_PER_DEVICE, MOST_DEVICES, CoreMask, Geometry
 from neuron_plugin.topology.sets import free_sets, sets_by_count, valid_sets
 from tests.topology.oracle import (
     INF1,

@@ -1,4 +1,4 @@
-"""What ``doctor`` checks: functions from facts to findings that do no I/O, in the order in which faults spread."""
+"""What ``doctor`` checks: functions from facts to findings, without I/O. A fault comes before its consequences."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Check:
     ask: Callable[[Facts], Findings]
 
     def findings(self, facts: Facts) -> list[Finding]:
-        """What the check finds, or that its subject is fine."""
-        findings, asked = list[Finding](), self.ask(facts)
+        """The findings; if there is no other, one that says what is well."""
+        findings, check = list[Finding](), self.ask(facts)
         while True:
             try:
-                findings.append(next(asked))
+                findings.append(next(check))
             except StopIteration as end:
                 return findings or [ok(end.value)]
             except NotCheckedError as error:

@@ -1,7 +1,7 @@
 """Do claims get their devices here: is the driver followed, are its files right, and does its slice say what is true?
 
-The kubelet asks the driver for what was allocated, and the container runtime finds the devices in a CDI file. What can
-be allocated is what the API server keeps of the driver's slice, which may be less than was sent.
+The kubelet asks the driver for what was allocated, and the container runtime finds the devices in a CDI file. Claims
+are allocated from the driver's slice as the API server has kept it, which may be less than was sent.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from neuron_plugin.allocation import Resource
 from neuron_plugin.allocation.claims import PLACED_TAINT, UNHEALTHY_TAINT, ClaimDevice
 from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.inspection.facts import Facts
-from neuron_plugin.inspection.findings import Finding, Findings, Unknown, known, problem, warning
+from neuron_plugin.inspection.findings import Finding, Findings, Unknown, known, known_or, problem, warning
 from neuron_plugin.wording import plural
 
 _AGAIN = "run this again in 10 s; if it stays, see the plugin's log"
@@ -27,7 +27,7 @@ def followed(facts: Facts, driver: str) -> Iterator[Finding]:
             "see the plugin's log for 'registered', and the kubelet's for the driver's name; compare the mount of "
             "plugins_registry",
         )
-    allocatable = {} if isinstance(facts.kubelet.allocatable, Unknown) else facts.kubelet.allocatable
+    allocatable = known_or(facts.kubelet.allocatable, {})
     if counted := [resource.value for resource in Resource if allocatable.get(resource.value)]:
         yield problem(
             f"the kubelet offers {', '.join(counted)}, though this node gives devices by claims",

@@ -21,6 +21,7 @@ from neuron_plugin.inspection.findings import (
     NotCheckedError,
     Unknown,
     known,
+    known_or,
     note,
     ok,
     problem,
@@ -256,7 +257,7 @@ _REMEDIES: Mapping[Signal, str] = {
 
 
 def check_disabled(facts: Facts) -> Findings:
-    """Which devices an operator has taken out of service, by the Node's annotation or the daemon's word."""
+    """The devices that an operator has taken out of service, by the Node's annotation or by the daemon."""
     disabled, by_daemon = facts.daemon.disabled, not isinstance(facts.daemon.disabled, Unknown)
     if isinstance(facts.cluster, ClusterFacts):
         text = facts.cluster.annotations.get(DISABLE_KEY, "")
@@ -311,7 +312,7 @@ def check_health(facts: Facts) -> Findings:
             else:
                 why = "the device is not offered once this has lasted, as the health settings say"
                 yield note(seen, why, "run this again later")
-    daemons = () if isinstance(facts.daemon.unhealthy, Unknown) else facts.daemon.unhealthy
+    daemons = known_or(facts.daemon.unhealthy, ())
     if unseen := {int(device) for device, verdict in verdicts.items() if verdict.healthy} & set(daemons):
         yield problem(
             f"the daemon reports {named('device', unseen)} unhealthy, and sysfs shows no error",

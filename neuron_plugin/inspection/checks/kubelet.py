@@ -1,7 +1,7 @@
 """Do kubelet and plugin work together, with nothing of the vendor's between them?
 
-The plugin knows the hardware and the kubelet counts for the scheduler; nothing else compares the two. What a pod holds
-under one resource name is rightly not allocatable under the others.
+The plugin knows the hardware and the kubelet counts for the scheduler; nothing else compares the two. Devices that a
+pod holds under one resource name are rightly not allocatable under the others.
 """
 
 from __future__ import annotations

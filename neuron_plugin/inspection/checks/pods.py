@@ -24,7 +24,17 @@ from neuron_plugin.allocation.keys import INVENTORY_KEY
 from neuron_plugin.allocation.rejection import set_kind
 from neuron_plugin.allocation.resources import ranges
 from neuron_plugin.inspection.facts import ClusterFacts, Facts, NoSuchNode
-from neuron_plugin.inspection.findings import Finding, Findings, Unknown, known, note, problem, unchecked, warning
+from neuron_plugin.inspection.findings import (
+    Finding,
+    Findings,
+    Unknown,
+    known,
+    known_or,
+    note,
+    problem,
+    unchecked,
+    warning,
+)
 from neuron_plugin.topology import cores_in
 from neuron_plugin.wording import named, plural
 
@@ -103,8 +113,8 @@ def check_annotations(facts: Facts) -> Findings:
     for pod in live:
         yield from _annotated(facts, pod)
     names = {str(pod.reference) for pod in cluster.pods}
-    listed = () if isinstance(facts.kubelet.pods, Unknown) else facts.kubelet.pods
-    having = [f"{pod.namespace}/{pod.name}" for pod in listed if any(has.resource in _NAMES for has in pod.containers)]
+    listed = known_or(facts.kubelet.pods, ())
+    having = [str(pod) for pod in listed if any(held.resource in _NAMES for held in pod.containers)]
     if ledger := facts.holders.ledger:
         having += [str(allocation.pod) for allocation in ledger.allocations]
     for name in dict.fromkeys(having):

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 
 from neuron_plugin.allocation import NeuronPod, PodReference, PodUid
-from neuron_plugin.cluster import ApiRequest, ClusterError
-from neuron_plugin.cluster.api import JsonObject
+from neuron_plugin.cluster import ClusterError
+from neuron_plugin.cluster.writes import bind_pod
 from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.extender.filter import Leads
 from neuron_plugin.placement.state import AssumedPod
@@ -209,21 +209,6 @@ class Binder:
         if attempt.status not in {0, HTTPStatus.TOO_MANY_REQUESTS}:
             self._leads.refused(pod.uid)
         return BindOutcome(Ending.REFUSED, error)
-
-
-def bind_pod(pod: PodReference, node: str, annotations: Mapping[str, str]) -> ApiRequest:
-    """Bind a pod and annotate it, in the one transaction that the binding subresource is.
-
-    The server answers 404 if the pod is gone, 409 if it has another UID, is bound already (to whatever node), is being
-    deleted or is gated (``pkg/registry/core/pod/storage/storage.go``). Keys and sizes are *not* validated there.
-    """
-    body: JsonObject = {
-        "apiVersion": "v1",
-        "kind": "Binding",
-        "metadata": {"name": pod.name, "namespace": pod.namespace, "uid": pod.uid, "annotations": dict(annotations)},
-        "target": {"apiVersion": "v1", "kind": "Node", "name": node},
-    }
-    return ApiRequest("POST", f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/binding", body=body)
 
 
 def _bound_elsewhere(pod: PodReference, node: str) -> BindOutcome:

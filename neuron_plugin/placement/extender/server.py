@@ -13,17 +13,14 @@ logs the same facts: which nodes fit, which ids a bind chose, what is used on th
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections import Counter
-from http import HTTPStatus
 
 from aiohttp import web
-from aiohttp.typedefs import Handler, Middleware
 
 from neuron_plugin.allocation import NeuronPod, NodeInventory, PlacementStrategy, PodReference, PodUid
-from neuron_plugin.cluster import DecodeError, Election
+from neuron_plugin.cluster import DecodeError
 from neuron_plugin.cluster.pods import PODS, neuron_pod
 from neuron_plugin.placement.context import Context
 from neuron_plugin.placement.extender import wire
@@ -126,7 +123,7 @@ class ExtenderService:
         filtered = filter_nodes(self._state, pod, args.names)
         texts: Counter[str] = Counter()
         for rejection, names in filtered.rejected.items():
-            self._metrics.rejected_nodes.labels(rejection.code).inc(len(names))
+            self._metrics.add("extender_refused_nodes_total", rejection.code, count=len(names))
             texts[rejection.text] += len(names)
         failed, unresolvable = filtered.texts(may_pass=True), filtered.texts(may_pass=False)
         fields |= {"nodes": len(filtered.passed) + texts.total(), "passed": len(filtered.passed)}
@@ -142,7 +139,9 @@ class ExtenderService:
         if self._leads.in_vain(pod.uid):
             scores = [HIGHEST_SCORE] * len(names)
         else:
-            scores = score_nodes(self._state, pod.requests, names, strategy, alone=not pod.rules.prefers_nodes)
+            unwilling = self._state.choices.unwilling(pod.rules)
+            is_choosy = pod.rules.prefers_nodes or not unwilling.isdisjoint(names)
+            scores = score_nodes(self._state, pod.requests, names, strategy, alone=not is_choosy)
         best = scores.count(max(scores, default=0))
         return wire.encode_scores(names, scores), fields | {"nodes": len(scores), "best": best}
 
@@ -169,7 +168,7 @@ class ExtenderService:
             return self.failed("bind", error, started)
         pod = PodReference(PodUid(args.uid), args.namespace, args.name)
         outcome = await self._binder.bind(pod, args.node)
-        self._metrics.binds.labels(outcome.ending.value).inc()
+        self._metrics.add("extender_binds_total", outcome.ending.value)
         fields: _Fields = {"pod": str(pod), "uid": pod.uid, "node": args.node, "result": outcome.ending.value}
         fields |= {**outcome.annotations, **({"error": outcome.error} if outcome.error else {})}
         info = self._state.nodes.get(args.node)
@@ -197,8 +196,8 @@ class ExtenderService:
     def _measure(self, verb: str, started: float, *, ok: bool) -> int:
         """Count an answered verb; gives its duration in microseconds."""
         seconds = time.perf_counter() - started
-        self._metrics.verb_seconds.labels(verb).observe(seconds)
-        self._metrics.verbs.labels(verb, "ok" if ok else "error").inc()
+        self._metrics.observe("extender_verb_seconds", verb, seconds=seconds)
+        self._metrics.add("extender_verbs_total", verb, "ok" if ok else "error")
         return round(seconds * 1e6)
 
     def _read(self, body: bytes, uid: str) -> tuple[NeuronPod, _Fields]:
@@ -248,33 +247,3 @@ async def _body(request: web.Request, body_seconds: float) -> bytes:
         raise WireError(f"the body did not arrive within {body_seconds:g} s") from None
     except ConnectionError as error:
         raise WireError(f"the caller broke off in its body: {error}") from None
-
-
-def redirect_to_leader(election: Election, *, body_seconds: float = BODY_SECONDS) -> Middleware:
-    """Send the scheduler on to the leader, whose URL stands in the Lease, while this replica does not lead.
-
-    So all replicas can stand behind one ordinary Service. Go's ``net/http``, kube-scheduler's client, follows a 307
-    with the same verb, body and client certificate. It checks the server by the name that its configuration gives.
-    Nothing rests on it: a replica that no longer leads refuses, and the scheduler tries again.
-
-    A standby also ends the connection behind its answer. Of those kube-scheduler keeps two, and uses them for as long
-    as they work, so it would be redirected for ever. Now it dials the Service again until it has the leader itself.
-    Pages for people (GET) are as good from a standby.
-    """
-
-    @web.middleware
-    async def redirect(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path.rpartition("/")[2] not in VERBS or election.leading:
-            return await handler(request)
-        if not (url := election.leader_url):
-            answer = await handler(request)
-        else:
-            # A client that is still sending may not read an answer: take the body in first, under the usual limits.
-            with contextlib.suppress(TimeoutError, ConnectionError, web.HTTPRequestEntityTooLarge):
-                async with asyncio.timeout(body_seconds):
-                    await request.read()
-            answer = web.Response(status=HTTPStatus.TEMPORARY_REDIRECT, headers={"Location": url + request.path_qs})
-        answer.force_close()
-        return answer
-
-    return redirect

@@ -335,7 +335,9 @@ class Placer:
         return anchors
 
     def _assumed_by(self, plan: GroupPlan) -> list[AssumedPod] | None:
-        made = [self._writer.assumed_at(self._state.gated[uid], *place) for uid, place in plan.places.items()]
+        """The pods that are there, at their places; None where one is not to be had."""
+        gated = self._state.gated
+        made = [self._writer.assumed_at(gated[uid], *place) for uid, place in plan.places.items() if uid in gated]
         assumed = [one for one in made if isinstance(one, AssumedPod)]
         return assumed if len(assumed) == len(made) else None
 
@@ -344,7 +346,7 @@ class Placer:
         order = in_rank_order(members)
         ranks = {pod.uid: number for number, pod in enumerate(order)}
         ultraservers, said = self._ultraserver_places(plan, order), {}
-        for uid in plan.places:
+        for uid in plan.places.keys() & self._state.gated.keys():
             pod = self._state.gated[uid]
             own = pod.member.rank if pod.member else None
             rank = None if own is None else own[0] if len(own) == 1 else ranks[uid]
@@ -393,10 +395,10 @@ class Placer:
     def _place_leader(
         self, group: GroupName, waiting: Sequence[NeuronPod], members: Sequence[NeuronPod], least: int
     ) -> bool:
-        """Place the pod that the others of its group wait for, where the whole group fits.
+        """Place the pods that the others of their group wait for, where the whole group fits.
 
-        They are made once it is placed, or runs: what they need is kept for them. Before the leader has waited long
-        enough the group is looked at again at the next step.
+        The others are made once these are placed, or run: what they need is kept for them. Before the leader has waited
+        long enough the group is looked at again at the next step.
         """
         leader = next((pod for pod in waiting if pod.member and pod.member.leads), None)
         if leader is None:
@@ -409,20 +411,16 @@ class Placer:
             return True
         if not others:
             return self._place_pod(leader)
-        scene = self._state.scene()
+        scene, whole = self._state.scene(), [*waiting, *others]
         wish = scene.cluster.wish_of(leader)
-        plan = place_group(scene, [leader, *others], wish=wish, anchors=self._anchors(members), says_most=False)
-        if not isinstance(plan, GroupPlan):
+        plan = place_group(scene, whole, wish=wish, anchors=self._anchors(members), says_most=False)
+        made = self._assumed_by(plan) if isinstance(plan, GroupPlan) else None
+        if made is None or not isinstance(plan, GroupPlan):
             return False
-        if self._checks and self._checks.must_wait(group, members, plan, [leader, *others]):
+        if self._checks and self._checks.must_wait(group, members, plan, whole):
             return False
-        assumed = self._writer.assumed_at(leader, *plan.places[leader.uid])
-        if not isinstance(assumed, AssumedPod):
-            return False
-        place = self._ultraserver_places(plan, in_rank_order([*members, *others])).get(leader.uid)
-        rank = leader.member.rank if leader.member else None
-        said = {leader.uid: writes.group_annotations(rank[-1] if rank else 0, plan.domain, place)}
-        self._hand_over_group(group, [assumed], said, [(pod, plan.places[pod.uid]) for pod in (leader, *others)])
+        said = self._said_of(plan, [*members, *others])
+        self._hand_over_group(group, made, said, [(pod, plan.places[pod.uid]) for pod in whole])
         return True
 
     async def _look_for_others(self, leader: NeuronPod, least: int) -> None:
@@ -533,7 +531,7 @@ class Placer:
 
     async def _say_released(self, pod: NeuronPod, reason: str) -> None:
         self._state.history.released[pod.uid] = reason
-        self._context.metrics.released_plainly.inc()
+        self._context.metrics.add("extender_released_plainly_total")
         _log.info("pod released without a place", extra={"pod": str(pod.reference), "uid": pod.uid, "reason": reason})
         among = " Nodes without a linked set are left out." if pod.uid in self._state.roaming else ""
         chosen = "node, the plugin the devices" if pod.request else "node"

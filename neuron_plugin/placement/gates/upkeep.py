@@ -142,13 +142,17 @@ class Upkeep:
     def _is_full(self, kind: PodKind) -> bool:
         """Whether no open node has enough for the pods of a kind, as kube-scheduler counts.
 
-        It is not where the scheduler would then take a node that has not passed its pre-flight check.
+        It is not where the scheduler would then take a node that has not passed its pre-flight check, nor where a pod
+        that they want to be near has its place and is not bound yet.
         """
-        pods = self._placer.queue.pods(kind)
-        if isinstance(kind.request, Rejection) or not pods or self._state.scene().volumes(pods[0]).waits:
+        pods, scene = self._placer.queue.pods(kind), self._state.scene()
+        if isinstance(kind.request, Rejection) or not pods or scene.volumes(pods[0]).waits:
+            return False
+        near = tuple(term.selector for term in pods[0].rules.affinity)
+        if near and any(counts.placed > counts.bound for counts in scene.population.tally(near).values()):
             return False
         nodes = self._state.nodes
-        infos = map(nodes.__getitem__, self._state.scene().allowed(pods[0]).of(nodes.keys()))
+        infos = map(nodes.__getitem__, scene.allowed(pods[0]).of(nodes.keys()))
         return all(isinstance(info.capacity, Rejection) and not info.unchecked for info in infos)
 
     def _without_room(self, kind: PodKind) -> list[NeuronPod]:
@@ -262,7 +266,7 @@ def _deletion(pod: NeuronPod) -> ApiRequest:
     """Delete a pod as it was read; of a Job by an eviction, which its failure policy knows."""
     reference = pod.reference
     if not pod.controller.startswith(_MADE_AGAIN):
-        return evict_pod(namespace=reference.namespace, name=reference.name, uid=pod.uid)
+        return evict_pod(namespace=reference.namespace, name=reference.name, uid=pod.uid, version=pod.version)
     options: JsonObject = {"preconditions": {"uid": pod.uid, "resourceVersion": pod.version}}
     return ApiRequest("DELETE", PODS.item(reference.name, reference.namespace), body=options)
 

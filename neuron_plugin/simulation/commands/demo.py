@@ -1,8 +1,7 @@
-"""``neuron-plugin demo``: the whole way of a pod, from its creation to its devices, without cluster or hardware.
+"""``neuron-plugin demo``: a pod's way from its creation to its devices, without cluster or hardware.
 
-The plugin and the extender are the real ones, each as its own process, over the real protocols. The machine, the
-kubelet, the API server and the scheduler's calls are those of ``simulation/``. The numbers of the steps are those of
-docs/how-it-works.md.
+Plugin and extender are real processes and use the real protocols. Machine, kubelet, API server and scheduler are
+simulated. The steps have the numbers of docs/how-it-works.md.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from neuron_plugin.allocation import Resource
-from neuron_plugin.allocation.keys import ALLOCATED_KEY, CORES_KEY, DEVICES_KEY, GATE, NODE_KEY
+from neuron_plugin.allocation.keys import CORES_KEY, DEVICES_KEY, GATE, NODE_KEY
 from neuron_plugin.cli.command import CommandError, Exit, UsageError, program
 from neuron_plugin.cli.main import main
 from neuron_plugin.simulation.commands.simulate import known_types
@@ -33,10 +32,10 @@ if TYPE_CHECKING:
 INSTANCE_TYPE = "trn1.32xlarge"
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MOST_ASKED = 9999
-"""Devices or cores in one request."""
+"""The most devices or cores in a request."""
 _COUNT = re.compile(r"0*[1-9]\d{,3}", re.ASCII)
 LONGEST_ROOT_BYTES = 47
-"""A socket's path has 107 bytes at most, and those of the plugin some 50 below the demo's directory."""
+"""A socket path has at most 107 bytes. The plugin's sockets need some 50 below the demo's directory."""
 
 DESCRIPTION = f"""\
 Start the plugin on a simulated machine and the placement controller, and follow pods from their
@@ -55,7 +54,7 @@ neuron-plugin demo --keep ./demo && neuron-plugin devices --root ./demo/node-1
 """
 
 Asked: TypeAlias = tuple[tuple[Resource, int], ...]
-"""What one pod asks for, container by container."""
+"""The requests of a pod's containers."""
 
 
 STORY = (
@@ -72,11 +71,11 @@ STORY = (
         {"main": (Resource.NEURONCORE, 32)},
     ),
 )
-"""Titles, pods and their containers without --ask."""
+"""Title, pod and containers of each step without --ask."""
 
 
 def _asked(text: str) -> Asked:
-    """``neuron=4,neuroncore=2``: two containers."""
+    """Read requests; ``neuron=4,neuroncore=2`` are two containers."""
     resources, asked = {resource.short_name: resource for resource in Resource}, []
     for word in text.split(","):
         name, _, number = word.partition("=")
@@ -88,13 +87,13 @@ def _asked(text: str) -> Asked:
 
 
 def add_ask_flag(parser: ArgumentParser) -> None:
-    """Add ``--ask``, which may be given again for one more pod."""
+    """Add ``--ask``, a pod for each time it is given."""
     ask = "create a pod that asks for this, one container each; again for one more pod"
     parser.add_argument("--ask", metavar="RESOURCE=COUNT[,...]", type=_asked, action="append", help=ask)
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    """Which machine and pods."""
+    """Add the flags for machine and pods."""
     add_ask_flag(parser)
     machine = f"the machine, with --ask (default: {INSTANCE_TYPE})"
     parser.add_argument("--type", metavar="TYPE", default=INSTANCE_TYPE, help=machine)
@@ -141,9 +140,9 @@ def run(arguments: Namespace) -> int:
 
 
 class EndOnSignals:
-    """A context in which the first SIGINT, SIGTERM or SIGHUP ends what ``run`` runs, and no other cuts that end short.
+    """A context in which the first SIGINT, SIGTERM or SIGHUP cancels ``run``, and later signals are ignored.
 
-    Enter it before anything is made that has to be cleaned up. A signal that comes before ``run`` is kept for it.
+    Enter it before anything is created that needs cleaning up. A signal before ``run`` cancels it at its start.
     """
 
     def __init__(self) -> None:
@@ -156,11 +155,11 @@ class EndOnSignals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():  # a process that is ending already is not ended another way
+        for number, handler in self._before.items():  # let the cleanup finish
             signal.signal(number, signal.SIG_IGN if self._received else handler)
 
     def run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run it to its end.
+        """Run to the end.
 
         Raises:
             asyncio.CancelledError: a signal came.
@@ -187,8 +186,6 @@ async def _play(root: Path, arguments: Namespace) -> None:
     placed_by, flags = PlacedBy(arguments.placement), ("--numbering", arguments.numbering)
     async with SimulatedCluster(root, {NODE_NAME: instance.name}, daemon_flags=flags, placed_by=placed_by) as cluster:
         worker = cluster.worker
-        await worker.wait_until_registered()
-        await cluster.wait_until_published()
         _step(1, "the plugin found the devices in sysfs and lists them to the kubelet")
         counts = {resource.value: worker.kubelet.capacity(resource.value).allocatable for resource in Resource}
         offered = ", ".join(f"{name}: {count}" for name, count in counts.items())
@@ -205,7 +202,7 @@ async def _play(root: Path, arguments: Namespace) -> None:
             _title(f"pod-{number} asks for {requests}")
             containers = {f"container-{place}": request for place, request in enumerate(requested, 1)}
             await _schedule(cluster, f"pod-{number}", containers)
-        for command in ("devices", "topology"):  # what an administrator sees on the node
+        for command in ("devices", "topology"):  # an administrator's view of the node
             _title(f"neuron-plugin {command}")
             await asyncio.to_thread(main, [command, "--config", str(worker.config)])
     print("\nEverything above went over the real protocols. To go on:")
@@ -224,7 +221,7 @@ async def _schedule(cluster: SimulatedCluster, name: str, containers: Mapping[st
         return
     admitted = await cluster.admit(name)
     _step(9, "the kubelet asks which ids are preferred, then calls Allocate, once for each container")
-    await cluster.wait_for_annotation(name, ALLOCATED_KEY, "true")
+    await cluster.wait_until_allocated(name)
     _step(10, "the plugin prefers the annotated ids, and confirms them on the pod: NEURON_ALLOCATED: true")
     _step(11, "the containers receive:")
     for container in admitted.containers:

@@ -1,7 +1,7 @@
-"""``neuron-plugin playground``: a simulated cluster that stays up, for kubectl, for our commands and for faults.
+"""``neuron-plugin playground``: a simulated cluster that stays up, for kubectl, our commands and faults.
 
-It lives in one directory, which other shells need no other way to: the kubeconfig, and for each node its machine and
-its daemon's configuration. The directory is there for as long as the playground is.
+Its directory holds all that other shells need: the kubeconfig, and each node's machine and daemon configuration. The
+directory is removed with the playground.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ neuron-plugin playground fault trn1-1 machine reboot
 """
 
 LOCK = ".playground"
-"""In the directory for as long as a playground is up, or a killed one has left it."""
+"""Locked by the playground in its directory; a killed playground leaves the file."""
 DEFAULT_NODES = "trn1.32xlarge=2,inf2.48xlarge=1"
 MOST_NODES = 1000
 PREFLIGHT_SECONDS = 60
-"""How long a check may be kept from running, and after how long it is made again: someone waits for it."""
+"""Timeout and retry of pre-flight checks: short, because a person waits."""
 LONGEST_DIRECTORY_BYTES = 40
-"""A socket's path has 107 bytes at most, and those of a node some 65 below the playground's directory."""
+"""A socket path has at most 107 bytes. A node's sockets need some 65 below the playground's directory."""
 
 
 def _nodes(text: str) -> dict[str, str]:
-    """Instance types by node name: ``trn1.32xlarge=2`` is trn1-1 and trn1-2. Without a word of ``cpu`` one is added."""
+    """Instance types by node name: ``trn1.32xlarge=2`` is trn1-1 and trn1-2. A node cpu-1 is added by default."""
     nodes: dict[str, str] = {}
     numbers: Counter[str] = Counter()
     words = text.split(",")
@@ -84,7 +84,7 @@ def _nodes(text: str) -> dict[str, str]:
 
 
 def _in_second_shell(action: str) -> Run:
-    """An action on a playground that is up; its module, with all that it needs, is loaded when it runs."""
+    """An action on a running playground. Its module is loaded when it runs."""
 
     def run_action(arguments: Namespace) -> int | None:
         from neuron_plugin.simulation.commands import playground_client
@@ -96,7 +96,7 @@ def _in_second_shell(action: str) -> Run:
 
 
 def add_flags(parser: Parser) -> None:
-    """Which nodes and where; and what to do with a playground that is up."""
+    """Add the flags, and the actions on a running playground."""
     default = f"{DEFAULT_NODES},{CPU_NODE}=1"
     nodes = f"instance types and how many nodes of each, {CPU_NODE}=N without Neuron (default: {default})"
     parser.add_argument("--nodes", metavar="TYPE=COUNT[,...]", type=_nodes, default=_nodes(DEFAULT_NODES), help=nodes)
@@ -126,16 +126,16 @@ def add_flags(parser: Parser) -> None:
     fault = add_command(actions, "fault", break_node, summary=summary)
     fault.add_argument("node", metavar="NODE", help="a node of the playground, such as trn1-1")
     kinds = add_faults(fault, break_node)
-    for what, deeds in NODE_FAULTS.items():
-        summary = f"the node's {what}, as a whole: {', '.join(deeds)}"
-        kind = add_command(kinds, what, _in_second_shell("befall_node"), summary=summary)
-        kind.add_argument("deed", choices=deeds)
+    for what, changes in NODE_FAULTS.items():
+        summary = f"the node's {what}, as a whole: {', '.join(changes)}"
+        kind = add_command(kinds, what, _in_second_shell("change_node"), summary=summary)
+        kind.add_argument("change", choices=changes)
     for action in (pods, fault):
         action.add_argument("--directory", metavar="DIR", type=Path, default=SUPPRESS, help=where)
 
 
 def run(arguments: Namespace) -> int:
-    """Start the playground and say what happens in it, until Ctrl-C.
+    """Run the playground and print what happens, until Ctrl-C.
 
     Raises:
         UsageError: an unknown type, or a directory that is in use or too long.
@@ -161,10 +161,10 @@ def run(arguments: Namespace) -> int:
 
 @contextlib.contextmanager
 def _directory(path: Path) -> Iterator[Path]:
-    """A new directory that is gone afterwards; what a killed playground left there goes first.
+    """Create the directory, without the remains of a killed playground, and remove it at the end.
 
     Raises:
-        UsageError: it is not the playground's, a playground is up in it, or its name is too long.
+        UsageError: not a playground's directory, a running playground's, or its name is too long.
     """
     if (length := len(os.fsencode(path))) > LONGEST_DIRECTORY_BYTES:
         raise UsageError(f"{path} has {length} bytes, expected at most {LONGEST_DIRECTORY_BYTES}: give --directory")
@@ -186,6 +186,18 @@ def _directory(path: Path) -> Iterator[Path]:
             yield path
         finally:
             shutil.rmtree(path)
+
+
+def is_up(path: Path) -> bool:
+    """Whether a playground is up in a directory, or is being started."""
+    try:
+        with (path / LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no such directory
+        pass
+    return False
 
 
 async def _play(root: Path, arguments: Namespace) -> None:
@@ -212,9 +224,6 @@ async def _play(root: Path, arguments: Namespace) -> None:
     print(f"Starting {number}, an API server, a scheduler and the extender in {root} ...", flush=True)
     started = time.monotonic()
     async with cluster:
-        for worker in cluster.workers.values():
-            await worker.wait_until_registered()
-        await cluster.wait_until_published()
         (root / ".kubeconfig").touch(mode=0o600)
         cluster.api.write_kubeconfig(root / ".kubeconfig", "admin").rename(
             root / "kubeconfig"
@@ -226,7 +235,7 @@ async def _play(root: Path, arguments: Namespace) -> None:
 
 
 def _hints(cluster: SimulatedCluster) -> Iterator[str]:
-    """What can be done now, to paste into a second shell."""
+    """Commands for a second shell."""
     neuron, root, worker = program(), cluster.root, cluster.worker
     where = "" if root == Path(tempfile.gettempdir()) / "neuron-playground" else f" --directory {root}"
     play = f"{neuron} playground{where}"

@@ -1,6 +1,6 @@
-"""What a second shell asks of a playground that is up: pods that are created, and faults.
+"""The actions on a running playground from a second shell: create pods, and make faults.
 
-Its directory is all that the two have in common: the kubeconfig, and for each node its machine.
+They need only its directory, with the kubeconfig and each node's machine.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from neuron_plugin.placement.check_steps import CHECKED_FIRST
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import load
 from neuron_plugin.simulation.api_server_kinds import KINDS
-from neuron_plugin.simulation.commands.playground import LOCK
+from neuron_plugin.simulation.commands.playground import is_up
 from neuron_plugin.simulation.commands.simulate import run_fault
 from neuron_plugin.simulation.machines import NODE_FAULTS_PATH
 from neuron_plugin.simulation.node import SimulatedNode
@@ -48,33 +48,33 @@ from neuron_plugin.simulation.workloads import NoPodsError, WorkloadError, Workl
 from neuron_plugin.topology import catalogue
 from neuron_plugin.wording import named, plural
 
-START_SECONDS = 60.0
-"""How long another command waits for a playground that is starting."""
+CHANGE_SECONDS = 60.0
+"""How long a fault of a whole node may take, such as a reboot."""
 PLACE_SECONDS = 30.0
-"""How long a new pod is waited for until it has a node or cannot have one."""
+"""How long to wait until a new pod has a node or is refused one."""
 SETTLE_SECONDS = 0.3
-"""Between two looks at what has become of a pod."""
+"""Between two looks at a pod."""
 NOTICE_SECONDS = 15.0
-"""For the plugin of a node to see a change: it looks every few seconds."""
+"""How long to wait until a node's plugin reports a change."""
 
 
 @dataclass
 class _Wanted:
-    """What is to be created: pods, manifests of controllers (which make pods), and other objects; and what is not."""
+    """What to create: pods, workload objects whose pods are created, and other objects; and lines about the rest."""
 
     pods: list[WorkloadPod] = field(default_factory=list)
     owners: list[JsonObject] = field(default_factory=list)
     others: list[tuple[str, JsonObject]] = field(default_factory=list)
-    """Manifests with the path of their collection."""
+    """Collection path and manifest."""
     passed: list[str] = field(default_factory=list)
 
 
 def run_pods(arguments: Namespace) -> int:
-    """Create pods and wait until each of them runs, has failed, or was refused.
+    """Create pods and wait until each runs, has failed, or is refused.
 
     Raises:
-        UsageError: no pod is given, or an object that cannot be read.
-        CommandError: no playground is up, or it refuses a pod.
+        UsageError: no pod is given, or an object cannot be read.
+        CommandError: no playground is up, or it refuses a request.
     """
     wanted = _Wanted()
     for asked in arguments.ask or ():
@@ -101,7 +101,7 @@ def run_pods(arguments: Namespace) -> int:
 
 
 def _read_objects(name: str) -> list[Any]:
-    """The objects of a file, those of a List one by one."""
+    """The objects of a file, including the items of Lists."""
     try:
         text = sys.stdin.read() if name == "-" else Path(name).read_text("utf-8")
         documents: list[Any] = [document for document in yaml.safe_load_all(text) if document is not None]
@@ -119,10 +119,10 @@ def _read_objects(name: str) -> list[Any]:
 
 
 def _sort(objects: list[Any], wanted: _Wanted) -> None:
-    """Tell objects of which pods are made from those that the API server keeps, and from all others.
+    """Sort objects into workloads, objects for the API server, and others.
 
     Raises:
-        WorkloadError: one is no object of Kubernetes.
+        WorkloadError: not a Kubernetes object.
     """
     served = {(kind.version.rpartition("/")[0], kind.kind): kind for kind in KINDS}
     for manifest in objects:
@@ -142,7 +142,7 @@ def _sort(objects: list[Any], wanted: _Wanted) -> None:
 
 
 def _blanks(part: Any, key: str = "") -> Iterator[str]:
-    """What is left to be filled in: ``${NAME}``, except in what containers read."""
+    """Placeholders such as ``${NAME}``, except in fields that containers read."""
     if key in {"command", "args", "env", "data", "stringData"}:
         return
     if isinstance(part, dict):
@@ -156,21 +156,17 @@ def _blanks(part: Any, key: str = "") -> Iterator[str]:
 
 
 def _kubeconfig(directory: Path) -> Path:
-    """The kubeconfig of the playground that is up, or is just being started."""
-    path, ends = directory / "kubeconfig", time.monotonic() + START_SECONDS
+    """The kubeconfig of the playground; waits while it is being started."""
+    path = directory / "kubeconfig"
     while not path.exists():
-        if not (directory / LOCK).exists():
+        if not is_up(directory):
             raise CommandError(f"no playground is up in {directory}: start one with {program()} playground")
-        if time.monotonic() > ends:
-            raise CommandError(
-                f"the playground in {directory} is not ready after {START_SECONDS:g} s: see its terminal"
-            )
         time.sleep(0.1)
     return path
 
 
 async def _create(kubeconfig: Path, wanted: _Wanted) -> tuple[list[str], list[str]]:
-    """Create what is wanted, and say in a line for each pod what became of it, and of others why they are refused."""
+    """Create what is wanted; return lines about the pods, and lines about refused objects."""
     lines, refused = list(wanted.passed), list[str]()
     async with _connected(kubeconfig) as api:
         lines += [await _create_other(api, path, manifest) for path, manifest in wanted.others]
@@ -193,7 +189,7 @@ async def _create(kubeconfig: Path, wanted: _Wanted) -> tuple[list[str], list[st
 
 @contextlib.asynccontextmanager
 async def _connected(kubeconfig: Path) -> AsyncIterator[KubernetesApi]:
-    """A connection to the playground's API server; what goes wrong there is one line of this command."""
+    """A connection to the playground's API server; an error is one line of this command."""
     try:
         async with await connect(kubeconfig) as api:
             yield api
@@ -206,7 +202,7 @@ async def _ask(api: KubernetesApi, request: ApiRequest) -> bytes:
 
 
 async def _made_of(api: KubernetesApi, owner: JsonObject, lines: list[str]) -> list[WorkloadPod]:
-    """The pods of an object; of a DaemonSet one for each node that its template lets it have one on."""
+    """The pods of a workload object; for a DaemonSet one for each node that its template allows."""
     try:
         return pods_of(owner, await _nodes_for(api, owner) if owner["kind"] == "DaemonSet" else ())
     except NoPodsError as error:
@@ -215,7 +211,7 @@ async def _made_of(api: KubernetesApi, owner: JsonObject, lines: list[str]) -> l
 
 
 async def _nodes_for(api: KubernetesApi, daemon_set: Any) -> list[str]:
-    """The nodes whose labels and taints let a DaemonSet have a pod there."""
+    """The nodes whose labels and taints allow a DaemonSet's pod."""
     spec = daemon_set["spec"]["template"]["spec"] | {"containers": [], "initContainers": []}  # labels and taints decide
     probe = {"metadata": {"name": "probe", "namespace": "default", "uid": "probe"}, "spec": spec}
     rules = neuron_pod(PODS.decode(msgspec.json.encode(probe))).rules
@@ -225,7 +221,7 @@ async def _nodes_for(api: KubernetesApi, daemon_set: Any) -> list[str]:
 
 
 async def _led_to(api: KubernetesApi, led: WorkloadPod, node: str) -> dict[str, Any]:
-    """The manifest of a pod whose leader is on a node, and in whose topology domain it therefore has to be."""
+    """A pod's manifest, with a node selector for the topology domain of its leader's node."""
     if not led.topology_key:
         return led.manifest
     record = NODES.decode(await _ask(api, read_node(node)))
@@ -237,7 +233,7 @@ async def _led_to(api: KubernetesApi, led: WorkloadPod, node: str) -> dict[str, 
 
 
 async def _became_of(api: KubernetesApi, pod: Pod, kubeconfig: Path) -> list[str]:
-    """Where a pod runs and with what, or why it waits or has failed."""
+    """Where a pod runs and with which devices, or why it waits or has failed."""
     name = f"{pod.namespace}/{pod.name}"
     try:
         pod, message = await _settled(api, pod)
@@ -257,7 +253,7 @@ async def _became_of(api: KubernetesApi, pod: Pod, kubeconfig: Path) -> list[str
 
 
 async def _create_other(api: KubernetesApi, path: str, manifest: JsonObject) -> str:
-    """Create an object that is no pod, unless there is one of its name already; a line that says so."""
+    """Create an object unless it exists; return a line about it."""
     try:
         body = await _ask(api, ApiRequest("POST", path, body=manifest))
     except ApiError as error:
@@ -276,7 +272,7 @@ def named_object(manifest: Any) -> str:
 
 
 async def _claimed(api: KubernetesApi, pod: Pod) -> list[str]:
-    """The devices that a pod has by its claims, a text for each claim."""
+    """A text about the devices of each claim of a pod."""
     texts = []
     for pod_claim in neuron_pod(pod).claims:
         path = RESOURCE_CLAIMS.item(pod_claim.claim, pod.namespace)
@@ -287,7 +283,7 @@ async def _claimed(api: KubernetesApi, pod: Pod) -> list[str]:
 
 
 async def _create_pods(api: KubernetesApi, manifests: list[dict[str, Any]], refused: list[str]) -> list[Pod]:
-    """Pods as the API server made them; of those that it does not take a line is added to ``refused``."""
+    """Create pods; add a line to ``refused`` for each that the API server refuses."""
     made = []
     for manifest in manifests:
         try:
@@ -299,7 +295,7 @@ async def _create_pods(api: KubernetesApi, manifests: list[dict[str, Any]], refu
 
 
 async def _create_pod(api: KubernetesApi, manifest: dict[str, Any]) -> Pod:
-    """A pod as the API server made it; one without a name is given the next free ``pod-N``."""
+    """Create a pod; without a name it is called by the next free ``pod-N``."""
     metadata = msgspec.convert(manifest["metadata"], dict[str, object])
     path = PODS.collection(str(metadata.get("namespace") or "default"))
     for number in range(1, 1000):
@@ -318,7 +314,7 @@ async def _settled(api: KubernetesApi, pod: Pod) -> tuple[Pod, str]:
     """The pod once it runs, has ended or is known to wait, and why it waits or has failed."""
     wanted, ends = pod.spec.scheduler_name, time.monotonic() + PLACE_SECONDS
     if wanted != DEFAULT_SCHEDULER:
-        from neuron_plugin.simulation import SCHEDULERS  # loads all that a simulated cluster consists of
+        from neuron_plugin.simulation.scheduler import SCHEDULERS  # loads all that a simulated cluster consists of
 
         if wanted not in SCHEDULERS:
             return pod, f"no scheduler is called {wanted!r}, only {' and '.join(SCHEDULERS)}: leave schedulerName out"
@@ -349,36 +345,35 @@ async def _settled(api: KubernetesApi, pod: Pod) -> tuple[Pod, str]:
 
 
 async def _told(api: KubernetesApi, pod: Pod, *reasons: str) -> str:
-    """What the last event says about a pod that has one of these reasons; empty while there is none."""
+    """The note of a pod's last event with one of these reasons; empty without one."""
     path = f"/apis/events.k8s.io/v1/namespaces/{pod.namespace}/events"
     events = msgspec.json.decode(await _ask(api, ApiRequest("GET", path)))["items"]
     about = [event for event in events if (event.get("regarding") or {}).get("uid") == pod.uid]
     return next((str(event["note"]) for event in reversed(about) if event.get("reason") in reasons), "")
 
 
-def befall_node(arguments: Namespace) -> None:
-    """Let something befall a whole node, and say what is so then.
+def change_node(arguments: Namespace) -> None:
+    """Make a fault of a whole node, or undo it.
 
     Raises:
-        CommandError: there is no such node, or it cannot be now.
+        CommandError: an unknown node, or it is not possible now.
     """
     kubeconfig = _kubeconfig(arguments.directory)
-    path = f"{NODE_FAULTS_PATH}{arguments.node}/{arguments.what}/{arguments.deed}"
-    print(asyncio.run(_befall(kubeconfig, path)))
+    path = f"{NODE_FAULTS_PATH}{arguments.node}/{arguments.what}/{arguments.change}"
+
+    async def change() -> bytes:
+        async with _connected(kubeconfig) as api:
+            return await send(api, ApiRequest("POST", path, body={}), timeout_seconds=CHANGE_SECONDS)
+
+    print(msgspec.json.decode(asyncio.run(change()))["message"])
     print(f"  look: {program()} nodes --kubeconfig {kubeconfig}")
 
 
-async def _befall(kubeconfig: Path, path: str) -> str:
-    async with _connected(kubeconfig) as api:
-        body = await send(api, ApiRequest("POST", path, body={}), timeout_seconds=START_SECONDS)
-    return str(msgspec.json.decode(body)["message"])
-
-
 def break_node(arguments: Namespace) -> None:
-    """Make one change to a node's machine.
+    """Change a node's machine.
 
     Raises:
-        UsageError: no such node, or a change that cannot be made.
+        UsageError: an unknown node, or an impossible change.
     """
     root = arguments.directory / arguments.node
     if not (root / "node.json").is_file():
@@ -398,7 +393,7 @@ def break_node(arguments: Namespace) -> None:
 
 
 async def _break(arguments: Namespace, root: Path, kubeconfig: Path) -> str:
-    """Make the change and wait until the node's plugin has published what it sees; that, in words."""
+    """Make the change, wait until the node's plugin publishes it, and return what it reports."""
 
     async def published() -> str:
         node = NODES.decode(await _ask(api, read_node(arguments.node)))
@@ -414,7 +409,7 @@ async def _break(arguments: Namespace, root: Path, kubeconfig: Path) -> str:
     async with _connected(kubeconfig) as api:
         before, ends = await published(), time.monotonic() + NOTICE_SECONDS
         run_fault(Namespace(**{**vars(arguments), "directory": root}))
-        if arguments.what == "attribute" and not arguments.missing:  # one that is missing may only be late
+        if arguments.what == "attribute" and not arguments.missing:  # a missing attribute may only be late
             reported, now = read_inventory(before), look(load(PluginSettings, {}, {}, root / "plugin.json"), {})
             due = now.node_inventory
             if due and (due.present, due.unhealthy) == (reported.present, reported.unhealthy):

@@ -70,7 +70,7 @@ _HEADERS = (
 
 
 def add_flags(parser: Parser) -> None:
-    """The four actions."""
+    """Add the actions."""
     actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
     types = add_command(actions, "types", run_types, summary="list the instance types that can be simulated")
     add_output_flag(types)
@@ -91,14 +91,14 @@ def add_flags(parser: Parser) -> None:
     fault = add_command(actions, "fault", run_fault, summary=summary, examples=FAULT_EXAMPLES)
     fault.add_argument("directory", type=Path, metavar="DIR", help="a directory that 'simulate node' wrote")
     add_faults(fault, run_fault)
-    # Here, because the demo and the playground take the faults from this module, and neither replays a demand.
+    # Imported here, because demo and playground import this module and do not need it.
     from neuron_plugin.simulation.commands.simulate_cluster import add_cluster_command
 
     add_cluster_command(actions)
 
 
 def add_faults(parser: Parser, run: Run) -> Subparsers:
-    """Add everything that can break, done by ``run``; where more of it can be added."""
+    """Add all faults as actions of ``run``; returns the subparsers, for more."""
     kinds = parser.add_subparsers(title="what breaks", metavar="WHAT", dest="what", required=True)
     for name, (summary, _, arguments) in FAULTS.items():
         kind = add_command(kinds, name, run, summary=summary)
@@ -109,7 +109,7 @@ def add_faults(parser: Parser, run: Run) -> Subparsers:
 
 
 def known_types(name: str, file: Path | None = None, *, flag: str = "--type") -> Catalogue:
-    """The instance types, among them ``name``, which ``flag`` gave.
+    """The instance types, once ``name``, given by ``flag``, is one of them.
 
     Raises:
         UsageError: it is not.
@@ -122,7 +122,7 @@ def known_types(name: str, file: Path | None = None, *, flag: str = "--type") ->
 
 
 def run_types(arguments: Namespace) -> None:
-    """List the instance types that are known."""
+    """List the known instance types."""
     reports, rows = [], []
     for _, instance in sorted(load_catalogue(arguments.instance_types).items()):
         report = {
@@ -148,7 +148,7 @@ def run(arguments: Namespace) -> None:
     """Write a simulated machine.
 
     Raises:
-        UsageError: no such type, a directory in use, or a machine that cannot exist.
+        UsageError: an unknown type, a directory in use, or an impossible machine.
     """
     types = known_types(arguments.type, arguments.instance_types)
     generation = GENERATIONS.get(types[arguments.type].device_name)
@@ -192,7 +192,7 @@ def run_fault(arguments: Namespace) -> None:
     """Make one change.
 
     Raises:
-        UsageError: no simulated machine there, or a change that cannot be made.
+        UsageError: no simulated machine there, or an impossible change.
     """
     from neuron_plugin.simulation import SimulatedNode, SimulationError
 
@@ -307,4 +307,4 @@ FAULTS: dict[str, tuple[str, Change, str]] = {
         "size",
     ),
 }
-"""Everything that can break: what it is, the change that it makes, and the arguments of the change."""
+"""Each fault: its summary, its change, and the arguments of the change."""

@@ -1,4 +1,4 @@
-"""``neuron-plugin simulate cluster``: an operator's pods come to their nodes on paper, here and under AWS's way."""
+"""``neuron-plugin simulate cluster``: how much of an operator's demand is refused, by our plugin and by AWS's."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ _HEADERS = {
     "movedPods": "MOVED-PODS",
     "lost": "LOST",
 }
-"""Of the table, by the key of the document."""
+"""Column headers by document key."""
 
 
 def add_cluster_command(actions: Subparsers) -> None:
@@ -111,10 +111,10 @@ def add_cluster_command(actions: Subparsers) -> None:
 
 
 def run(arguments: Namespace) -> None:
-    """Let the same pods come to each board and print a line for each.
+    """Replay the same pods with each policy, and print a line for each policy.
 
     Raises:
-        UsageError: a type, mix or trace that cannot be used.
+        UsageError: an unknown type, or an unusable mix or trace.
     """
     nodes = _nodes(arguments)
     mix: Mapping[PodRequest, float]
@@ -155,9 +155,9 @@ def run(arguments: Namespace) -> None:
 
 
 def _report(outcomes: Sequence[ReplayOutcome]) -> AnyJson:
-    """Means over the runs: device-hours refused in parts of those asked for, waiting in parts of the time asked for.
+    """Means over the runs. Refused and waited device-hours are shares of those asked for.
 
-    ``byShape`` has the sums of all runs, with the shares as the policy's. One run has no standard error.
+    ``byShape`` sums up all runs. One run has no standard error.
     """
     by_shape: AnyJson = {}
     for request in sorted({request for outcome in outcomes for request in outcome.by_request}, key=shape_text):
@@ -208,7 +208,7 @@ def _nodes(arguments: Namespace) -> list[NodeInfo]:
 
 
 _MOST_NODES = 10_000
-"""Of one type."""
+"""Nodes of one type."""
 
 
 def _mix(text: str, nodes: Sequence[NodeInfo]) -> Mapping[PodRequest, float]:

@@ -1,11 +1,11 @@
-// Nodes as pictures: a torus as a grid, a line or ring as a row of devices that goes on below. A pod's set is one shape.
+// Nodes as pictures: devices in rows and columns, with their links. A pod's set is one shape.
 
 import { STATES, described, factsOf, nameOf, useText } from "./facts.js";
 import { element, hatch } from "./paint.js";
 
 const LARGE = { cell: 40, gap: 10, edge: 12, corner: 7 };
 const SMALL = { cell: 9, gap: 1.5, edge: 1, corner: 0 }; // corners of hundreds of pictures take a browser time to paint
-const COLUMNS = 4;
+const COLUMNS = 4; // at least, so that the devices of all nodes have one size
 const MARGIN = 6; // beside a name
 const [NAME_FONT, TIGHT_FONT] = ["600 13px system-ui, sans-serif", "600 10px system-ui, sans-serif"]; // as in style.css
 const ruler = document.createElement("canvas").getContext("2d");
@@ -21,17 +21,13 @@ export function picture(node, size) {
   const { spec } = node;
   const measures = size === "small" ? SMALL : LARGE;
   const { cell, gap, edge } = measures;
-  const placed = Array.from({ length: spec.devices }, (_, id) => {
-    const row = Math.floor(id / COLUMNS);
-    // A line that goes on in the next row goes on below: its neighbours stay neighbours.
-    const column = spec.topology !== "torus" && row % 2 ? COLUMNS - 1 - (id % COLUMNS) : id % COLUMNS;
-    return [edge + column * (cell + gap), edge + row * (cell + gap)];
-  });
-  const width = 2 * edge + COLUMNS * (cell + gap) - gap; // of all nodes, so that their devices have one size
+  const placed = spec.places.map(([row, column]) => [edge + column * (cell + gap), edge + row * (cell + gap)]);
+  const columns = Math.max(COLUMNS, ...spec.places.map(([, column]) => column + 1));
+  const width = 2 * edge + columns * (cell + gap) - gap;
   const height = Math.max(0, ...placed.map(([, y]) => y)) + cell + edge;
   const role = size === "small" ? { "aria-hidden": "true" } : { role: "img" }; // of a small one its link says it all
   const root = element("svg", { class: `node ${size}`, viewBox: `0 0 ${width} ${height}`, ...role });
-  return { root, size, measures, placed, width, height, cells: [] };
+  return { root, size, measures, placed, width, cells: [] };
 }
 
 /**
@@ -58,18 +54,21 @@ export function update(drawn, node, look, all) {
 }
 
 function complete(drawn, { spec }) {
-  const { root, placed, measures: { cell: side, gap, corner }, width, height } = drawn;
+  const { root, placed, measures: { cell: side, gap, edge, corner }, width } = drawn;
   const inner = [];
-  const around = [];
-  for (const [one, other] of linksOf(spec)) {
-    const [[x, y], [u, v]] = [placed[one], placed[other]];
+  const around = []; // of each end its own part
+  const half = side / 2;
+  spec.links.forEach((others, id) => others.forEach((other) => {
+    const [[x, y], [u, v]] = [placed[id], placed[other]];
     const near = Math.abs(x - u) + Math.abs(y - v) <= side + gap;
-    const half = side / 2;
-    if (near) inner.push(`M${x + half} ${y + half}L${u + half} ${v + half}`);
-    else if (x === u) around.push(`M${x + half} ${y}V0M${u + half} ${v + side}V${height}`);
-    else if (y === v) around.push(`M${x} ${y + half}H0M${u + side} ${v + half}H${width}`);
-    else around.push(`M${x} ${y + half}H0M${u < width / 2 ? u : u + side} ${v + half}H${u < width / 2 ? 0 : width}`);
-  }
+    if (near && id < other) inner.push(`M${x + half} ${y + half}L${u + half} ${v + half}`);
+    if (near) return;
+    if (x === u) around.push(`M${x + half} ${y < v ? y : y + side}v${y < v ? -edge : edge}`);
+    else {
+      const left = y === v ? x < u : x < width / 2;
+      around.push(`M${left ? x : x + side} ${y + half}h${left ? -edge : edge}`);
+    }
+  }));
   drawn.largest = element("path", { class: "largest" });
   drawn.sets = element("g", { class: "sets" });
   drawn.use = element("g", { class: "use" });
@@ -86,18 +85,6 @@ function complete(drawn, { spec }) {
     element("path", { class: "links", d: inner.join("") }), element("path", { class: "links wrap", d: around.join("") }),
     drawn.largest, ...drawn.cells.map((each) => each.group), drawn.sets, drawn.use, ...drawn.cells.map((each) => each.frame), drawn.marks, drawn.names,
   );
-}
-
-function linksOf({ topology, devices }) {
-  const links = [];
-  for (let id = 0; id < devices; id++) {
-    if (topology === "torus") {
-      const right = id % COLUMNS === COLUMNS - 1 ? id - COLUMNS + 1 : id + 1;
-      links.push([Math.min(id, right), Math.max(id, right)], [id, (id + COLUMNS) % devices].sort((a, b) => a - b));
-    } else if (id + 1 < devices) links.push([id, id + 1]);
-  }
-  if (topology === "ring" && devices > 2) links.push([0, devices - 1]);
-  return links;
 }
 
 /** A device in words. */
@@ -202,7 +189,7 @@ function label({ placed, measures: { cell: side, gap } }, clear, name) {
   const here = new Set(clear.map((id) => placed[id].join()));
   let best = { score: 0 };
   for (const [x, y] of clear.map((id) => placed[id])) {
-    let wide = COLUMNS;
+    let wide = Infinity;
     for (let high = 1; here.has([x, y + (high - 1) * step].join()); high++) {
       for (let column = 1; column < wide; column++) if (!here.has([x + column * step, y + (high - 1) * step].join())) wide = column;
       const score = 10 * Math.max(wide, high) + 5 * (wide >= high) + Math.min(wide, high);

@@ -10,7 +10,7 @@ from typing import Any
 from neuron_plugin.allocation import NeuronPod, Resource
 from neuron_plugin.allocation.keys import GATE, NODE_KEY
 from neuron_plugin.backoff import Clock
-from neuron_plugin.cluster import KubernetesApi, LeaseName
+from neuron_plugin.cluster import ApiServer, LeaseName
 from neuron_plugin.placement.context import Context, Times
 from neuron_plugin.placement.gates.placer import Placer
 from neuron_plugin.placement.gates.upkeep import Upkeep
@@ -38,14 +38,22 @@ class GatesBench:
     """A replica that leads. Nodes and pods are made at the server and seen at once."""
 
     def __init__(
-        self, server: StandInApiServer, api: KubernetesApi, release_when_full: float | str | None, holder: str = ""
+        self,
+        server: StandInApiServer,
+        api: ApiServer,
+        release_when_full: float | str | None,
+        holder: str = "",
+        **settings: Any,
     ) -> None:
-        """``holder`` is this replica's name in the Lease, if there is an election; the Lease is its own then."""
+        """``holder`` is this replica's name in the Lease, if there is an election; the Lease is its own then.
+
+        ``settings`` are those of the state.
+        """
         self.server = server
         self.api = api
         self.now = 0.0
         self.created: dict[str, float] = {}
-        self.world = World()
+        self.world = World(**settings)
         self.state = self.world.state
         self.ready = Readiness({CONDITION: ""})
         self.rested: list[float] = []
@@ -71,9 +79,16 @@ class GatesBench:
         self.rested.append(seconds)
         await asyncio.sleep(0)
 
-    def node(self, name: str, cpu: str = "64", offers: Mapping[str, str] | None = None, **described: Any) -> None:
-        """A Trn1 is there, or has changed; ``offers`` are further resources."""
-        manifest = node_manifest(name, "trn1.32xlarge", **described)
+    def node(
+        self,
+        name: str,
+        cpu: str = "64",
+        offers: Mapping[str, str] | None = None,
+        instance_type: str = "trn1.32xlarge",
+        **described: Any,
+    ) -> None:
+        """A node is there, or has changed; ``offers`` are further resources."""
+        manifest = node_manifest(name, instance_type, **described)
         offered = {**manifest["status"]["allocatable"], "cpu": cpu, "pods": "110", **(offers or {})}
         manifest["status"]["allocatable"] = offered
         if any(node["metadata"]["name"] == name for node in self.server.objects(NODES)):
@@ -83,8 +98,11 @@ class GatesBench:
 
     def labelled_node(self, name: str, **labels: str) -> None:
         self.node(name)
-        self.server.patch_node(name, {"metadata": {"labels": labels}})
-        self.world.show_node(next(node for node in self.server.objects(NODES) if node["metadata"]["name"] == name))
+        self.change_node(name, {"metadata": {"labels": labels}})
+
+    def change_node(self, name: str, change: AnyJson) -> None:
+        """A change is merged into a node."""
+        self.world.show_node(self.server.patch_node(name, change))
 
     def pod(
         self,

@@ -4,67 +4,49 @@ The simulated API server keeps pods, claims and nodes, and answers when the mode
 answer lost, or not at all. Two replicas follow it with a delay of their own; one leads. A scheduler binds released pods
 late, or never, and asks the extender about pods without the gate; users edit and delete pods; the leader moves and
 preempts pods, which end when they like and are made again; nodes lose CPU to other pods, vanish and come back; devices
-get sick.
+get sick. What belongs to one subject, with what has to hold there, is in the parts of `model_*`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
-from functools import partial
 from http import HTTPStatus
 from random import Random
-from typing import Any, NoReturn
 
 import msgspec
+import pytest
 
 from neuron_plugin.allocation import PodReference, PodUid
-from neuron_plugin.allocation.keys import GATE, MOVABLE_KEY, NODE_KEY, POD_UID_KEY, SPARES_KEY
+from neuron_plugin.allocation.keys import GATE, MOVABLE_KEY, NODE_KEY, POD_UID_KEY
 from neuron_plugin.allocation.resources import parse_ids
-from neuron_plugin.backoff import Clock
-from neuron_plugin.cluster import ApiRequest, LeaseName, UnreachableError
+from neuron_plugin.cluster import ApiRequest, UnreachableError
 from neuron_plugin.cluster.api import Response
-from neuron_plugin.cluster.claims import RESOURCE_CLAIMS as CLAIM_RECORDS
-from neuron_plugin.cluster.claims import neuron_claim
-from neuron_plugin.cluster.pods import PODS as POD_RECORDS
-from neuron_plugin.placement.claims import ClaimedPods, ClaimWriter
-from neuron_plugin.placement.context import Context
-from neuron_plugin.placement.extender.binding import Binder
-from neuron_plugin.placement.extender.filter import Leads
-from neuron_plugin.placement.extender.server import ExtenderService
-from neuron_plugin.placement.gates.placer import Placer
-from neuron_plugin.placement.gates.upkeep import Upkeep
-from neuron_plugin.placement.informers import keep_pod, machines_of, show_pod
-from neuron_plugin.placement.leadership import Readiness
-from neuron_plugin.placement.planner import Planner
 from neuron_plugin.placement.reserves import RECORDS_KEY, read_records
-from neuron_plugin.placement.room import Room
-from neuron_plugin.placement.writer import Writer
-from neuron_plugin.planning import MoveRules
 from neuron_plugin.simulation.api_server_kinds import LEASES as SERVED_LEASES
 from neuron_plugin.simulation.api_server_kinds import NODES as SERVED_NODES
 from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
 from neuron_plugin.simulation.api_server_kinds import RESOURCE_CLAIMS as SERVED_CLAIMS
-from neuron_plugin.simulation.api_server_kinds import AnyJson, parse_path
-from neuron_plugin.simulation.api_server_store import Inbox, ObjectChange
-from tests.simulation.dra import DRIVER, devices_of, linked
+from neuron_plugin.simulation.api_server_kinds import (
+    AnyJson,
+    parse_path,
+)
+from tests.placement.gates.model_checks import NAMESPACE, Checks
+from tests.placement.gates.model_hours import Hours
+from tests.placement.gates.model_part import EPOCH
+from tests.placement.gates.model_replica import HEARD, LEASE, Replica
+from tests.placement.gates.model_rules import Rules
+from tests.placement.gates.model_upkeep import Lookout
+from tests.placement.gates.model_users import GROUP, JOB_INDEX, Users, claim_of, gates_of, number_of
+from tests.simulation.dra import DRIVER, devices_of
 from tests.support.api_server import StandInApiServer
 from tests.support.manifests import node_manifest
-from tests.support.world import World
 
 NODE_NAMES = ("a", "b", "c", "d", "claims")
 CLAIM_NODE = "claims"
 """Its devices are given by claims, and the kubelet counts none."""
-HEARD = ("a", "b")
-"""Nodes whose plugin renews a Lease."""
-LEASE = "neuron-extender"
-SHAPES = (("aws.amazon.com/neuron", (1, 1, 4, 8, 16)), ("aws.amazon.com/neuroncore", (1, 2)))
-GROUP = "neuron-plugin.io/group"
-RING = "ring"
-JOB_INDEX, COMPLETION_INDEX = "jobset.sigs.k8s.io/job-index", "batch.kubernetes.io/job-completion-index"
-"""The group of high priority that has a spare node."""
 LANDING = 5.0
 WRITE = 2.5
 """When a PATCH is given up; the model answers no later."""
@@ -73,131 +55,36 @@ CLOSING = 0.5
 MOST_BEHIND = 100
 """Changes that a watch may be behind before all are seen at once: else it would be further behind with each step."""
 UNTANGLED = 20
-
-
-class Replica:
-    """One controller, and what it has seen of the server."""
-
-    def __init__(self, model: Model, number: int) -> None:
-        self.model = model
-        self.number = number
-        self.flights: list[tuple[float, ApiRequest, asyncio.Future[Response]]] = []
-        self.changes = Inbox()
-        self.start()
-
-    def start(self) -> None:
-        """A new process: it lists, and knows nothing else."""
-        model = self.model
-        self.world = World()
-        self.state = self.world.state
-        self.state.leased.update(HEARD)
-        server = model.server
-        server.unfollow(self.changes)
-        self.changes = server.follow(SERVED_NODES, SERVED_PODS, SERVED_CLAIMS)
-        self.joined = ClaimedPods(DRIVER, partial(show_pod, self.state))
-        self.seen: dict[str, Any] = {}
-        for kind in (SERVED_NODES, SERVED_PODS, SERVED_CLAIMS):
-            for manifest in server.objects(kind):
-                self.show(manifest, gone=False)
-        self.ready = Readiness({"leader": "not the leader"})
-        clock = Clock(now=lambda: model.now, sleep=model.sleep)
-        context = Context(
-            self, self.state, self.ready, str(self.number), clock=clock, unix_seconds=lambda: model.unix_ns() / 1e9
-        )
-        self.writer = Writer(context, claims=ClaimWriter(self, DRIVER, self.joined.claims, context.unix_ns))
-        lease = LeaseName("kube-system", LEASE, str(self.number))
-        self.room = Room(context, self.writer, lease=lease, evictions_per_minute=100)
-        self.placer = Placer(context, self.writer, self.room)
-        self.upkeep = Upkeep(context, self.writer, self.placer, release_when_full=None)
-        self.planner = Planner(context, self.room, rules=MoveRules(), after_seconds=2.0, makes_moves=True)
-        self.leads = Leads(context, self.writer)
-        self.binder = Binder(context, self.writer, self.leads)
-        self.service = ExtenderService(context, self.binder, self.leads)
-        self.busy: asyncio.Task[None] | None = None
-        self.taking_over: asyncio.Task[None] | None = None
-        self.binds: set[asyncio.Task[object]] = set()
-
-    async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
-        """An ``ApiServer``: the model answers when it likes, but not later than the time-out."""
-        if request.method == "POST" and not request.path.endswith(("/eviction", "/binding")):  # an event
-            return self.model.server.answer(request)
-        future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-        self.flights.append((self.model.now + timeout_seconds, request, future))
-        return await future
-
-    def stream(self, request: ApiRequest, *, silence_seconds: float) -> NoReturn:
-        raise NotImplementedError(request, silence_seconds)
-
-    def follow(self, most: int | None = None) -> None:
-        """See the next changes of the server, by default all of them."""
-        behind = self.changes.qsize()
-        for _ in range(behind if most is None else min(most, behind)):
-            change = self.changes.get_nowait()
-            assert isinstance(change, ObjectChange)
-            self.show(change.new.value, gone=change.gone)
-        self.state.set_stale(frozenset(self.model.away))
-
-    def show(self, manifest: AnyJson, *, gone: bool) -> None:
-        metadata = manifest["metadata"]
-        if manifest["kind"] == "Pod":
-            created = self.model.created.get(metadata["uid"], 0.0)
-            shown = {**manifest, "metadata": {**metadata, "creationTimestamp": utc_text(created)}}
-            found = None if gone else keep_pod(POD_RECORDS.decode(msgspec.json.encode(shown)), claims=True)
-            self.joined.put_pod(metadata["uid"], self.seen.pop(metadata["uid"], None), found)
-            if found:
-                self.seen[metadata["uid"]] = found
-        elif manifest["kind"] == "ResourceClaim":
-            record = CLAIM_RECORDS.decode(msgspec.json.encode(manifest))
-            self.joined.put_claim((record.namespace, record.name), None if gone else neuron_claim(record, DRIVER))
-        elif gone:
-            self.state.remove_node(metadata["name"], metadata["uid"])
-        else:
-            self.world.show_node(manifest)
-        self.joined.see_machines(machines_of(self.state, DRIVER))
-
-    async def tend(self) -> None:
-        """What a leader does beside placing."""
-        await self.room.tend()
-        await self.binder.settle()
-        await self.planner.look()
-        await self.upkeep._withdraw_void()
-        await self.upkeep._take_back_stuck()
-
-    async def take_over(self) -> None:
-        await self.writer.take_over()
-        await self.room.take_over()
-
-    def lead(self) -> None:
-        """Take over what the last leader has reserved, and then be ready."""
-        if self.taking_over is None:
-            self.follow()  # a new leader lists consistently
-            self.taking_over = asyncio.create_task(self.take_over())
-        elif self.taking_over.done():
-            self.taking_over = None
-            self.ready.met("leader")
+OFTEN = {"device hours": 0.1, "events": 0.1}
+"""How likely a leader begins one of its jobs where it is at work; 0.4 of the others."""
+ENDED = ("Failed", "Succeeded")
 
 
 class Model:
     """The cluster, its two replicas, its scheduler and its users."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr("neuron_plugin.simulation.api_server_objects.now_text", self.text)
         self.chance = Random(seed)  # noqa: S311
         self.now = 1000.0
         self.ticks = 0
         self.names = 0
         self.server = StandInApiServer()
-        self.created: dict[str, float] = {}
-        """When pods were made, by their UIDs."""
+        self.made: dict[str, AnyJson] = {}
+        """The pods of users as they were made, by their UIDs."""
         self.ranks: dict[str, tuple[int, ...] | None] = {}
         """Of pods of groups, by their UIDs."""
         self.evicted = 0
         self.server.create(SERVED_LEASES, {"metadata": {"name": LEASE}, "spec": {}}, "kube-system")
         self.placed_in_group: defaultdict[str, set[str]] = defaultdict(set)
         """By group, the pods that had a place at some time."""
+        self.checks, self.lookout = Checks(self, seed), Lookout(self, seed)
+        self.rules, self.hours, self.users = Rules(self), Hours(self), Users(self)
+        self.parts = (self.checks, self.lookout, self.rules, self.hours, self.users)
         for name in NODE_NAMES:
             self.add_node(name)
         for rank in "01":
-            self.create_ring(rank)
+            self.users.create_ring(rank)
         self.replicas = [Replica(self, number) for number in range(2)]
         self.leader: Replica | None = None
         self.leads_from = 0.0
@@ -205,13 +92,18 @@ class Model:
         """When writes land of which the sender has given up, whether its process was frozen meanwhile, the sender."""
         self.too_late: set[str] = set()
         """Pods on which a write of a frozen process has landed when another was leading already."""
+        self.violations: list[AssertionError] = []
         self.most_pods = 40
         self.away: set[str] = set()
         """Nodes whose plugin is away."""
+        self.lead(self.replicas[0])
 
     def unix_ns(self) -> int:
         self.ticks += 1
-        return int(self.now * 1e9) + self.ticks
+        return int((EPOCH + self.now) * 1e9) + self.ticks
+
+    def text(self) -> str:
+        return datetime.fromtimestamp(EPOCH + self.now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     async def sleep(self, seconds: float) -> None:
         del seconds
@@ -223,85 +115,21 @@ class Model:
         driver = DRIVER if name == CLAIM_NODE else ""
         manifest = node_manifest(name, "trn1.32xlarge", unhealthy=dict.fromkeys(sick, "ECC"), claim_driver=driver)
         manifest["metadata"]["uid"] = f"node-{name}"
+        manifest["metadata"]["labels"] |= self.rules.labels(name)
         manifest["status"]["allocatable"] = {**manifest["status"]["allocatable"], "cpu": "64", "pods": "110"}
+        manifest["status"]["nodeInfo"] = {"bootID": self.checks.boot_id(name)}
         if name in self.nodes:
             self.server.patch_node(name, {"metadata": {"annotations": manifest["metadata"]["annotations"]}})
         else:
             self.server.create_node(manifest)
 
-    def create(
-        self,
-        *,
-        group: str = "",
-        size: int = 0,
-        count: int = 0,
-        rank: str = "",
-        other_gate: bool = False,
-        door: str = "gates",
-    ) -> None:
-        """A pod: with the gate, by the ``second`` door, or asking by a ``claim``."""
-        self.names += 1
-        resource, counts = self.chance.choice(SHAPES)
-        if group:
-            resource = "aws.amazon.com/neuron"
-        limits = {resource: str(count or self.chance.choice(counts))}
-        gates = [{"name": GATE}] + [{"name": "kueue.x-k8s.io/admission"}] * other_gate
-        annotations = (
-            {
-                GROUP: group,
-                f"{GROUP}-size": str(size),
-            }
-            if group
-            else {}
-        )
-        if rank:
-            annotations |= {COMPLETION_INDEX: "0", SPARES_KEY: "1"}
-        name = f"pod-{self.names}"
-        metadata: AnyJson = {"name": name, "namespace": "default", "uid": f"uid-{self.names}"}
-        metadata |= {"annotations": annotations, "labels": {JOB_INDEX: rank} if rank else {}}
-        if not group and self.chance.random() < 0.5:
-            annotations[MOVABLE_KEY] = "true"
-            owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "u", "controller": True}
-            metadata["ownerReferences"] = [owner]
-        spec: AnyJson = {"schedulingGates": gates, "priority": 10 if rank else self.chance.choice((0, 0, 10))}
-        if door == "second":
-            spec["schedulingGates"] = []
-        if door == "claim":
-            claim = {"metadata": {"name": name}, "spec": linked(self.chance.choice((4, 4, 8, 16)))}
-            self.server.create(SERVED_CLAIMS, claim, "default")
-            spec["resourceClaims"] = [{"name": "c", "resourceClaimName": name}]
-            limits = {}
-        amounts = {**limits, "cpu": str(self.chance.choice((1, 4, 16)))}
-        resources: AnyJson = {"limits": amounts, "requests": amounts}
-        if door == "claim":
-            resources["claims"] = [{"name": "c"}]
-        spec["containers"] = [{"name": "main", "resources": resources}]
-        self.created[f"uid-{self.names}"] = self.now
-        self.server.create_pod({"metadata": metadata, "spec": spec})
-
-    def create_ring(self, rank: str) -> None:
-        """A pod of the group that has a spare node. Its pods, each of another Job, are made again whenever they end."""
-        self.create(group=RING, size=2, count=8, rank=rank)
-
-    def create_other(self) -> None:
-        """A pod without Neuron that is bound at once and takes CPU."""
-        self.names += 1
-        node = self.chance.choice(list(self.nodes) or [""])
-        container = {"name": "main", "resources": {"requests": {"cpu": str(self.chance.choice((8, 40)))}}}
-        metadata = {"name": f"other-{self.names}", "namespace": "default", "uid": f"uid-{self.names}"}
-        if node:
-            self.server.create_pod({"metadata": metadata, "spec": {"nodeName": node, "containers": [container]}})
-
     def schedule(self, pod: AnyJson) -> None:
-        """What the cluster's scheduler does with a released pod: its pin leaves one node, if CPU and counts do."""
-        affinity = pod["spec"].get("affinity")
-        names = list(self.nodes)
-        if affinity:
-            terms = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-            names = [name for name in names if name in terms[0]["matchFields"][0]["values"]]
-        names = [name for name in names if self.has_room(pod, name)]
-        name = pod["metadata"]["name"]
-        if names and not affinity and not pod["metadata"].get("annotations", {}).get(POD_UID_KEY):
+        """What the cluster's scheduler does with a released pod: where it is pinned to, if CPU, counts and rules do."""
+        affinity = pod["spec"].get("affinity", {}).get("nodeAffinity")
+        names = [name for name in self.nodes if self.has_room(pod, name) and self.rules.allow(pod, name)]
+        names = [name for name in names if not self.lookout.refuses(pod, name)]
+        name, annotations = pod["metadata"]["name"], pod["metadata"].get("annotations", {})
+        if names and not affinity and not annotations.get(POD_UID_KEY):
             self.ask_extender(pod, names)
             return
         if names and (claim := claim_of(pod)):
@@ -323,8 +151,10 @@ class Model:
         replica, metadata = self.leader, pod["metadata"]
         if replica is None or replica.ready.why_not:
             return
+        before = set(replica.state.assumed)
         body = msgspec.json.encode({"Pod": pod, "NodeNames": names})
         answer = msgspec.json.decode(replica.service.answer("filter", body))
+        self.chosen(replica, before, filtered=True)
         if passed := answer.get("NodeNames"):
             reference = PodReference(PodUid(metadata["uid"]), "default", metadata["name"])
             bind: asyncio.Task[object] = asyncio.create_task(replica.binder.bind(reference, self.chance.choice(passed)))
@@ -332,33 +162,42 @@ class Model:
             bind.add_done_callback(replica.binds.discard)
 
     def allocate(self, name: str) -> None:
-        """What the plugin does when a pod comes: one whose devices another pod has gets others."""
+        """What the plugin does when a pod comes: one without devices, or whose devices another has, gets others."""
+        self.rules.bind_volumes(self.pods[name])
         held = list(self.held())
         placements = {name: (node, cores) for node, name, cores, _ in held}
-        bound = {name for _, name, _, bound_to in held if bound_to}
+        bound = {name: cores for node, name, cores, bound_to in held if bound_to}
         node, cores = placements.get(name, ("", frozenset()))
-        for other in bound - {name}:
+        where = self.pods[name]["spec"]["nodeName"]
+        for other in bound.keys() - {name}:
             if placements[other][0] == node and placements[other][1] & cores:
-                assert {name, other} & self.too_late, f"{name} was placed on what {other} has"
+                is_known = {name, other} & (self.too_late | self.lookout.given)
+                assert is_known, f"{name} was placed on what {other} has"
                 keys = (NODE_KEY, POD_UID_KEY, "NEURON_DEVS", "NEURON_CORES")
                 self.server.patch_pod("default", name, {"metadata": {"annotations": dict.fromkeys(keys)}})
-                return
-        if node in HEARD:
+                node = ""
+                break
+        if not node:
+            taken = [cores for other, cores in bound.items() if other != name and placements[other][0] == where]
+            self.lookout.give(name, frozenset().union(*taken))
+        elif node in HEARD:
             self.server.patch_pod("default", name, {"metadata": {"annotations": {"NEURON_ALLOCATED": "true"}}})
 
     def has_room(self, pod: AnyJson, name: str) -> bool:
         allocatable = self.nodes[name]["status"]["allocatable"]
         used: defaultdict[str, int] = defaultdict(int)
-        for other in self.pods.values():
-            if other["spec"].get("nodeName") == name:
-                for key, amount in other["spec"]["containers"][0]["resources"]["requests"].items():
+        for other in self.server.objects(SERVED_PODS):
+            if other["spec"].get("nodeName") == name and other["status"].get("phase") not in ENDED:
+                for key, amount in other["spec"]["containers"][0]["resources"].get("requests", {}).items():
                     used[key] += int(amount)
         asked = pod["spec"]["containers"][0]["resources"]["requests"]
         return all(used[key] + int(amount) <= int(allocatable.get(key, 0)) for key, amount in asked.items())
 
     @property
     def pods(self) -> dict[str, AnyJson]:
-        return {pod["metadata"]["name"]: pod for pod in self.server.objects(SERVED_PODS)}
+        """Those of users, by their names."""
+        pods = self.server.objects(SERVED_PODS)
+        return {pod["metadata"]["name"]: pod for pod in pods if pod["metadata"]["namespace"] != NAMESPACE}
 
     @property
     def nodes(self) -> dict[str, AnyJson]:
@@ -367,27 +206,37 @@ class Model:
     def unbound(self) -> list[AnyJson]:
         return [pod for pod in self.pods.values() if not pod["spec"].get("nodeName")]
 
+    def chosen(self, replica: Replica, before: Collection[str], *, filtered: bool = False) -> None:
+        """A replica has chosen nodes for pods: what no part of the model may find wrong, by what the replica sees.
+
+        Of nodes that a scheduler has filtered it need not look at the scheduler's rules.
+        """
+        for uid, assumed in replica.state.assumed.items():
+            if uid not in before and assumed.pod.uid in self.made:
+                for part in self.parts if not filtered else [self.checks, self.lookout]:
+                    part.chosen(replica, assumed.pod, assumed.pod.place)
+
     # One step.
 
     async def step(self) -> None:
         chance, pods = self.chance, self.pods
         self.now += chance.choice((0.0, 0.01, 0.05, 0.3, 2.0))
         self.land_late()  # first: what lands within its time is there when somebody looks after it
+        for part in self.parts:
+            part.tick()
         match chance.randrange(30):
             case 0 | 1 if len(pods) < self.most_pods:
-                door = chance.choice(("gates", "gates", "second", "claim"))
-                self.create(other_gate=door == "gates" and chance.random() < 0.1, door=door)
+                self.users.create_any()
             case 26 | 27:
                 for name, pod in pods.items():
                     if pod["metadata"].get("deletionTimestamp") and chance.random() < 0.7:
                         self.end(name)
             case 3 | 2 if len(pods) < self.most_pods:
-                size = chance.choice((2, 3, 4))
-                group = f"g{self.names}"
-                for _ in range(size):
-                    self.create(group=group, size=size, count=chance.choice((4, 4, 8)))
+                self.users.create_group()
             case 4 if chance.random() < 0.4:
-                self.create_other()
+                self.users.create_other()
+            case 29 | 22 | 23 | 24:
+                chance.choice(self.parts).act()
             case 5 | 6 if pods:
                 self.delete(chance.choice(list(pods)))
             case 7 if len(pods) > self.most_pods:  # busy times and quiet ones: large groups need the latter
@@ -404,7 +253,7 @@ class Model:
                 self.lead(chance.choice([*self.replicas, *self.replicas, None]))
             case 11 if chance.random() < 0.1:
                 self.restart(chance.choice(self.replicas))
-            case 12 | 13 | 14 | 15:
+            case 12 | 13 | 14 | 15 | 16 | 17:
                 free = [pod for pod in self.unbound() if not gates_of(pod)]
                 if free:
                     self.schedule(chance.choice(free))
@@ -443,11 +292,12 @@ class Model:
             self.server.change(SERVED_CLAIMS, claim, {"metadata": {"finalizers": None}}, "default")
             self.server.delete(SERVED_CLAIMS, claim, "default")
         elif rank := pod["metadata"].get("labels", {}).get(JOB_INDEX):
-            self.create_ring(rank)
+            self.users.create_ring(rank)
         elif pod["metadata"].get("deletionTimestamp") and "ownerReferences" in pod["metadata"]:
-            self.create()
+            self.users.create()
 
     def change_node(self, name: str) -> None:
+        self.lookout.changed[name] = self.now
         if name not in self.nodes:
             self.add_node(name)
         elif self.chance.random() < 0.3:
@@ -482,7 +332,7 @@ class Model:
         for until, request, is_frozen, sender in late:  # its requests end with its connections
             is_over = sender is replica and not is_frozen
             self.late.append((min(until, self.now + CLOSING) if is_over else until, request, is_frozen, sender))
-        for task in (replica.busy, replica.taking_over, *replica.binds):
+        for task in (*replica.tasks.values(), replica.taking_over, *replica.binds):
             if task:
                 task.cancel()
         replica.start()
@@ -517,24 +367,24 @@ class Model:
             if until > self.now:
                 self.late.append((until, request, is_frozen, sender))
                 continue
-            name, known = parse_path(request.path).name, set(self.too_late)
+            target, known = parse_path(request.path), set(self.too_late)
             if is_frozen:
-                self.too_late.add(name)
-            if self.apply(request).status >= HTTPStatus.BAD_REQUEST:
+                body: AnyJson = dict(request.body or {})
+                self.too_late.add(target.name or body["metadata"]["name"])
+            if self.apply(request, sender).status >= HTTPStatus.BAD_REQUEST:
                 self.too_late = known
 
     async def let_work(self) -> None:
         """A replica sees some changes, works, and gets some answers."""
-        replica = self.chance.choice(self.replicas)
+        replica = self.chance.choice([*self.replicas, self.leader or self.replicas[0]])
         most = self.chance.choice((0, 1, 3, 20))
         replica.follow(most if replica.changes.qsize() <= MOST_BEHIND else None)
         if replica is self.leader and self.now >= self.leads_from:
             if replica.ready.why_not:
                 replica.lead()
             else:
-                replica.placer.step()
-                if self.chance.random() < 0.3 and (replica.busy is None or replica.busy.done()):
-                    replica.busy = asyncio.create_task(replica.tend())
+                replica.place()
+                replica.work(name for name in replica.jobs if self.chance.random() < OFTEN.get(name, 0.4))
         for _ in range(3):
             await asyncio.sleep(0)
         for deadline, request, future in list(replica.flights):
@@ -546,32 +396,39 @@ class Model:
                 self.lose(replica, deadline, request, future)
             elif outcome < 0.6:
                 replica.flights.remove((deadline, request, future))
-                self.answer(request, future)
+                self.answer(request, future, replica)
         for _ in range(3):
             await asyncio.sleep(0)
 
-    def answer(self, request: ApiRequest, future: asyncio.Future[Response]) -> None:
-        future.set_result(Response(500, b"{}") if self.chance.random() < 0.03 else self.apply(request))
+    def answer(self, request: ApiRequest, future: asyncio.Future[Response], sender: Replica) -> None:
+        future.set_result(Response(500, b"{}") if self.chance.random() < 0.03 else self.apply(request, sender))
 
-    def apply(self, request: ApiRequest) -> Response:
+    def apply(self, request: ApiRequest, sender: Replica) -> Response:
         """What the API server does with a request, and what has to hold of it."""
+        if answer := self.lookout.answer(request):
+            return answer
         target = parse_path(request.path)
         body: AnyJson = dict(request.body or {})
         before = self.pods.get(target.name) if target.kind is SERVED_PODS else None
+        for part in self.parts:
+            part.asked(sender, request, target)
         response = self.server.answer(request)
+        if response.status < HTTPStatus.BAD_REQUEST:
+            for part in self.parts:
+                part.done(request, target, before)
         if response.status < HTTPStatus.BAD_REQUEST and target.kind is SERVED_LEASES and request.method == "PATCH":
             for record in read_records(body["metadata"]["annotations"][RECORDS_KEY]):
                 if record.group and record.is_for_pod:
                     self.placed_in_group[record.group_name[1]].add(record.name)
         if response.status >= HTTPStatus.BAD_REQUEST or target.kind is not SERVED_PODS:
             return response
-        assert before or request.method == "GET"
         if before and request.method == "PATCH" and not target.subresource:
             assert not body.get("spec") or gates_of(before) == {GATE}, f"{target.name} released before other gates went"
             self.check_group(self.pods[target.name])
         elif before and target.subresource == "eviction" and "dryRun" not in body["deleteOptions"]:
             is_movable = before["metadata"].get("annotations", {}).get(MOVABLE_KEY) == "true"
-            assert is_movable or before["spec"]["priority"] < 10, f"{target.name} was evicted, and nothing is above it"
+            may_go = is_movable or before["spec"]["priority"] < 10 or self.lookout.ignores_disruption(before)
+            assert may_go, f"{target.name} was evicted, and nothing is above it"
             self.evicted += 1
         elif before and target.subresource == "binding":
             self.allocate(target.name)
@@ -591,6 +448,7 @@ class Model:
 
     def held(self) -> Iterator[tuple[str, str, frozenset[int], str]]:
         """Node, pod and cores of each placement that a pod carries, and the node that it is bound to."""
+        yield from self.checks.held()
         for pod in self.pods.values():
             annotations, node = pod["metadata"].get("annotations", {}), pod["spec"].get("nodeName", "")
             is_placed = annotations.get(POD_UID_KEY) == pod["metadata"]["uid"]
@@ -604,7 +462,12 @@ class Model:
                     if devices
                     else set(parse_ids(cores or ""))
                 )
-                yield annotations[NODE_KEY] if is_placed else node, pod["metadata"]["name"], frozenset(ids), node
+                yield (
+                    annotations.get(NODE_KEY, node) if is_placed else node,
+                    pod["metadata"]["name"],
+                    frozenset(ids),
+                    node,
+                )
 
     def check(self) -> None:
         """No core is in two placements of bound pods, and a placed pod is bound where it was placed.
@@ -624,12 +487,18 @@ class Model:
         for pod in (pod for replica in self.replicas for pod in replica.state.pods.values() if pod.member):
             rank = pod.member.rank if pod.member else None
             assert self.ranks.setdefault(pod.uid, rank) == rank, f"{pod.reference} changes its rank"
+        for part in self.parts:
+            part.check()
+        for violation in self.violations:
+            raise violation
 
     async def settle(self) -> None:
         """Nothing goes wrong any more, and time passes."""
         self.away.clear()
         for name in NODE_NAMES:
             self.add_node(name)
+        for part in self.parts:
+            part.calm()
         for pod in self.pods.values():
             if gates_of(pod) - {GATE}:
                 self.open_other_gates(pod)
@@ -643,40 +512,23 @@ class Model:
             if replica.ready.why_not:
                 replica.lead()
             else:
-                replica.placer.step()
-                if replica.busy is None or replica.busy.done():
-                    replica.busy = asyncio.create_task(replica.tend())
+                replica.place()
+                replica.work(replica.jobs)
             for _ in range(8):
                 await asyncio.sleep(0)
                 for flight in list(replica.flights):
                     replica.flights.remove(flight)
                     if not flight[2].done():
-                        flight[2].set_result(self.apply(flight[1]))
+                        flight[2].set_result(self.apply(flight[1], replica))
             if second == UNTANGLED:  # of promises of one core, all but one are taken back before it comes to devices
                 self.too_late.clear()
             for name, pod in self.pods.items():
                 if pod["metadata"].get("deletionTimestamp"):
                     self.end(name)
+            for part in self.parts:
+                part.rest()
             if second >= UNTANGLED:
                 for pod in self.unbound():
                     if not gates_of(pod):
                         self.schedule(pod)
             self.check()
-
-
-def number_of(name: str) -> int:
-    """Which pod of all it is, by its name."""
-    return int(name.rpartition("-")[2])
-
-
-def gates_of(pod: AnyJson) -> set[str]:
-    return {gate["name"] for gate in pod["spec"].get("schedulingGates", [])}
-
-
-def claim_of(pod: AnyJson) -> str:
-    """The name of a pod's claim; empty without."""
-    return next((str(one["resourceClaimName"]) for one in pod["spec"].get("resourceClaims") or ()), "")
-
-
-def utc_text(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat()

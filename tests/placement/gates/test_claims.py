@@ -611,6 +611,28 @@ async def test_a_pod_with_claims_goes_where_no_other_pod_keeps_it_off(bench: Cla
     assert (bench.gates("fourth"), bench.place("fifth")) == ([GATE], "a")
 
 
+@pytest.mark.parametrize("rule", ["spread", "anti-affinity"])
+async def test_pods_with_claims_keep_to_the_rules_among_them_and_wait_where_these_cannot_be_met(
+    bench: ClaimsBench, rule: str
+) -> None:
+    """enhancements#5069: they were let go without an allocation, and waited for ever on empty nodes."""
+    bench.node("b", claim_driver=DRIVER)
+    for name in ("a", "b"):
+        bench.change_node(name, {"metadata": {"labels": {"kubernetes.io/hostname": name}}})
+    selector = {"labelSelector": {"matchLabels": {"app": "s"}}, "topologyKey": "kubernetes.io/hostname"}
+    spread = {"topologySpreadConstraints": [{**selector, "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}]}
+    names = ["first", "second", "third"]
+    for name in names:
+        bench.claim(name, claim_spec(exactly(count=4)))
+        bench.claiming(name, name, labels={"app": "s"}, spec=spread if rule == "spread" else keeps_off("s"))
+    for _ in range(3):
+        await bench.look(after=TIMES.again)
+    assert {bench.place(name) for name in names[:2]} == {"a", "b"}
+    assert [len(bench.devices(name)) for name in names[:2]] == [4, 4]
+    waits = rule == "anti-affinity"
+    assert (bench.gates("third"), bool(bench.events("third"))) == ([GATE] if waits else [], waits)
+
+
 async def test_a_pod_with_claims_that_others_keep_off_everywhere_says_so(bench: ClaimsBench) -> None:
     bench.world.show_node(bench.server.patch_node("a", {"metadata": {"labels": {"kubernetes.io/hostname": "a"}}}))
     bench.pod("jealous", gates=(), node="a", spec=keeps_off("web"), containers=[{"name": "main"}])

@@ -22,6 +22,7 @@ from neuron_plugin.placement.leadership import CONDITION
 from neuron_plugin.simulation.api_server_kinds import (
     LEADER_WORKER_SETS,
     NODES,
+    STATEFUL_SETS,
     AnyJson,
 )
 from tests.placement.gates.bench import CORE, EPOCH, JOB_KEY, LEASE, NEURON, PATCH, TIMES, GatesBench, exclusive
@@ -351,6 +352,50 @@ async def test_a_leader_is_placed_where_its_workers_fit_too_and_their_place_is_k
     places = [gated.place("serve-0"), *(gated.place(f"serve-0-{index}") for index in (1, 2))]
     assert sorted(places) in (["a", "a", "b"], ["a", "b", "b"])
     assert not gated.state.reserved
+
+
+async def test_of_a_group_that_is_not_all_there_who_is_there_has_room_as_well_as_who_comes(gated: GatesBench) -> None:
+    """A quota, for example, lets its controller make one worker of two."""
+    workers = {"containers": [container("main", NEURON, 8)]}
+    gated.server.create(LEADER_WORKER_SETS, worker_set(3, workers), "default")
+    gated.node("a")
+    for index in (0, 1):
+        gated.pod(f"serve-0-{index}", NEURON, 8, **lws(index))
+    for _ in range(3):
+        await gated.look(after=TIMES.leader)
+    assert [gated.place(f"serve-0-{index}") for index in (0, 1)] == ["", ""], "there is room for two of three"
+    for index in (0, 1):
+        ((_, note),) = gated.events(f"serve-0-{index}")
+        assert note.endswith("there is room together for 2 of 3 waiting pods, at least 3 need it"), "and for no other"
+    gated.node("b")
+    await gated.place_all()
+    gated.pod("greedy", NEURON, 8)
+    gated.pod("greedier", NEURON, 8)
+    gated.pod("serve-0-2", NEURON, 8, **lws(2))
+    await gated.place_all()
+    assert sorted(gated.place(f"serve-0-{index}") for index in range(3)) in (["a", "a", "b"], ["a", "b", "b"])
+
+
+@pytest.mark.parametrize(
+    ("owner", "why"),
+    [
+        ("", "nothing that is known makes them"),
+        ("StatefulSet/w", "w does not make 2 pods together"),
+        ("StatefulSet/gone", "404"),
+    ],
+)
+async def test_a_leader_that_goes_alone_says_why(gated: GatesBench, owner: str, why: str) -> None:
+    gated.server.create(STATEFUL_SETS, {"metadata": {"name": "w"}, "spec": {"replicas": 1}}, "default")
+    gated.node("a")
+    labels = {"apps.kubernetes.io/pod-index": "0"} if owner else {"leaderworkerset.sigs.k8s.io/worker-index": "0"}
+    gated.pod("w-0", group="w", size=2, labels=labels, owner=owner)
+    for _ in range(3):
+        await gated.step(after=TIMES.leader)
+    assert gated.place("w-0") == "a"
+    ((reason, note),) = gated.events("w-0")
+    assert reason == EventReason.GROUP_NOT_RESERVED
+    assert note.startswith("Nothing is kept for the other pods of group w: ")
+    assert why in note
 
 
 async def test_a_leader_goes_alone_where_it_cannot_be_read_what_its_workers_ask_for(gated: GatesBench) -> None:

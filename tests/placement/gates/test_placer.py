@@ -332,7 +332,7 @@ async def test_a_pod_that_cannot_be_judged_is_kept_off_the_nodes_without_a_linke
     assert event == EventReason.RELEASED_PLAINLY
     assert "resource claims of another driver" in note
     assert len(gated.state.history.released) == 1
-    assert gated.metrics.registry.get_sample_value("neuron_extender_released_plainly_total") == 1
+    assert gated.metrics["extender_released_plainly_total"].get(()) == 1
 
 
 async def test_as_many_pods_that_cannot_be_judged_are_let_go_as_linked_sets_are_left(gated: GatesBench) -> None:

@@ -226,6 +226,24 @@ async def test_a_pod_is_not_released_onto_a_node_that_has_not_passed_its_check(
     assert gated.gates("train") == ([GATE] if checked else [])
 
 
+async def test_a_pod_waits_for_the_bind_of_the_pod_that_it_wants_to_be_near_and_for_no_autoscaler(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    gated = GatesBench(server, api, release_when_full=3.0)
+    gated.labelled_node("a", zone="east")
+    term = {"labelSelector": {"matchLabels": {"app": "cache"}}, "topologyKey": "zone"}
+    near = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    gated.pod("cache", NEURON, 4, labels={"app": "cache"})
+    await gated.place_all()
+    gated.pod("web", NEURON, 4, spec={"affinity": near})
+    for _ in range(4):
+        await gated.look(after=3.0)
+    assert gated.gates("web") == [GATE], "an autoscaler's node would be of no use"
+    gated.bind("cache", "a")
+    await gated.place_all()
+    assert gated.place("web") == "a"
+
+
 async def test_an_autoscaler_is_not_taken_for_gone_while_the_server_cannot_answer(
     server: StandInApiServer, api: KubernetesApi
 ) -> None:
@@ -343,17 +361,19 @@ async def test_a_pod_that_is_made_again_is_deleted_and_keeps_off_that_node(gated
     assert gated.place("again") == "b"
 
 
-async def test_a_pod_that_was_bound_before_it_could_be_deleted_stays(gated: GatesBench) -> None:
+@pytest.mark.parametrize(("owner", "write"), [("ReplicaSet/web", "DELETE"), ("Job/train", "POST")])
+async def test_a_pod_that_was_bound_before_it_could_be_deleted_stays(gated: GatesBench, owner: str, write: str) -> None:
+    gated.server.fail(Fault(Match(method="GET", path="/jobs/train$"), body=msgspec.json.encode(job(IGNORES)), times=10))
     gated.node("a")
-    gated.pod("train", owner="ReplicaSet/web")
+    gated.pod("train", owner=owner)
     await gated.step(after=TIMES.stuck)
     gated.unschedulable("train")
     await gated.look()
     bound = asyncio.Event()
-    gated.server.fail(Fault(Match(method="DELETE", path="/pods/train$"), gate=bound))
+    gated.server.fail(Fault(Match(method=write, path="/pods/train(/eviction)?$"), gate=bound))
     gated.now += TIMES.stuck + 1
     looking = asyncio.create_task(gated.upkeep.look())
-    while not gated.requests("DELETE"):
+    while not any(seen.method == write and "/pods/train" in seen.path for seen in gated.server.requests):
         await asyncio.sleep(0)
     gated.server.bind("default", "train", node="a")
     bound.set()

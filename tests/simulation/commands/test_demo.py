@@ -21,6 +21,8 @@ from neuron_plugin.simulation.commands.demo import LONGEST_ROOT_BYTES, EndOnSign
 from neuron_plugin.simulation.commands.playground import LONGEST_DIRECTORY_BYTES
 from tests.cli.doubles import Cli
 
+pytestmark = pytest.mark.timeout(180)  # real daemons on a machine that may be busy
+
 REPOSITORY = Path(__file__).parents[3]
 
 

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.cli.command import Exit, program
+from neuron_plugin.cli.command import Exit
 from neuron_plugin.simulation import SimulatedNode, write_node
 from neuron_plugin.simulation.commands.playground import LONGEST_DIRECTORY_BYTES
 from neuron_plugin.simulation.commands.playground_client import SETTLE_SECONDS
@@ -432,6 +431,12 @@ def test_ctrl_c_ends_its_daemons_and_leaves_nothing_not_even_what_a_killed_playg
     assert not list(short_directory.iterdir())
 
 
+def test_what_a_killed_playground_left_is_not_waited_for(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / ".playground").touch()
+    shown = cli("playground", "run", "--directory", tmp_path, "--ask", "neuron=1")
+    assert (shown.status, f"no playground is up in {tmp_path}" in shown.err) == (Exit.FAILURE, True)
+
+
 def test_a_killed_playground_takes_its_daemons_with_it(short_directory: Path) -> None:
     directory = short_directory / "p"
     with Playground("--nodes", "trn1.2xlarge=1,cpu=1", directory=directory) as up:
@@ -469,22 +474,6 @@ def test_wrong_arguments_are_reported_before_anything_starts(cli: Cli, arguments
     assert shown.status in {Exit.USAGE, Exit.FAILURE}
     assert said in shown.err
     assert shown.out == ""
-
-
-@pytest.mark.parametrize("typed", ["./neuron-plugin", ".venv/bin/neuron-plugin"])
-def test_a_hint_names_the_program_as_it_was_typed(monkeypatch: pytest.MonkeyPatch, typed: str) -> None:
-    monkeypatch.setattr(sys, "argv", [typed])
-    assert program() == typed
-
-
-def test_a_hint_is_short_where_the_program_is_on_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "neuron-plugin").write_text("#!/bin/sh\n")
-    (tmp_path / "neuron-plugin").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(sys, "argv", [str(tmp_path / "neuron-plugin")])
-    assert program() == "neuron-plugin"
-    monkeypatch.setattr(sys, "argv", ["/somewhere/main.py"])
-    subprocess.run([*program().split(), "--version"], check=True, stdout=subprocess.DEVNULL)  # noqa: S603 - ourselves
 
 
 def test_a_node_is_checked_before_it_takes_pods_and_one_with_a_fault_takes_none() -> None:
