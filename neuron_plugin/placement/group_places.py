@@ -55,8 +55,9 @@ class GroupPlaces:
 
     def take_over(self, record: ReserveRecord) -> None:
         """Go on keeping a place that the last leader has kept; when the group came on last is not known."""
-        waits = record.uid in self._state.gated
-        if waits if record.is_for_pod else self._may_come(record.group_name, record.at):
+        is_for_pod, waits = record.is_for_pod, record.uid in self._state.gated
+        may_come = waits if is_for_pod else self._may_come(record.group_name, record.at)
+        if may_come:
             self._come_on(record.group_name)
             self._keep(record)
 
