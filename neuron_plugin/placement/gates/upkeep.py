@@ -142,8 +142,8 @@ class Upkeep:
     def _is_full(self, kind: PodKind) -> bool:
         """Whether no open node has enough for the pods of a kind, as kube-scheduler counts.
 
-        It is not where the scheduler would then take a node that has not passed its pre-flight check, nor where a pod
-        that they want to be near has its place and is not bound yet.
+        A kind is not full while the scheduler would take a node that has not passed its pre-flight check. Neither is it
+        while a pod that it wants to be near has a place and is not bound yet.
         """
         pods, scene = self._placer.queue.pods(kind), self._state.scene()
         if isinstance(kind.request, Rejection) or not pods or scene.volumes(pods[0]).waits:
