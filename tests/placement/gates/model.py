@@ -39,7 +39,7 @@ from tests.placement.gates.model_part import EPOCH
 from tests.placement.gates.model_replica import HEARD, LEASE, Replica
 from tests.placement.gates.model_rules import Rules
 from tests.placement.gates.model_upkeep import Lookout
-from tests.placement.gates.model_users import GROUP, JOB_INDEX, Users, claim_of, gates_of, number_of
+from tests.placement.gates.model_users import GROUP, JOB_INDEX, Users, claim_of, gates_of, number_of, requests_of
 from tests.simulation.dra import DRIVER, devices_of
 from tests.support.api_server import StandInApiServer
 from tests.support.manifests import node_manifest
@@ -188,10 +188,9 @@ class Model:
         used: defaultdict[str, int] = defaultdict(int)
         for other in self.server.objects(SERVED_PODS):
             if other["spec"].get("nodeName") == name and other["status"].get("phase") not in ENDED:
-                for key, amount in other["spec"]["containers"][0]["resources"].get("requests", {}).items():
-                    used[key] += int(amount)
-        asked = pod["spec"]["containers"][0]["resources"]["requests"]
-        return all(used[key] + int(amount) <= int(allocatable.get(key, 0)) for key, amount in asked.items())
+                for key, amount in requests_of(other).items():
+                    used[key] += amount
+        return all(used[key] + amount <= int(allocatable.get(key, 0)) for key, amount in requests_of(pod).items())
 
     @property
     def pods(self) -> dict[str, AnyJson]:

@@ -21,7 +21,7 @@ from neuron_plugin.placement.context import Times
 from neuron_plugin.simulation.api_server_kinds import EVENTS, PODS, AnyJson, Target
 from neuron_plugin.topology import CoreMask, Geometry, Unit, valid_sets
 from tests.placement.gates.model_part import Part
-from tests.placement.gates.model_users import gates_of, number_of, owner_of
+from tests.placement.gates.model_users import gates_of, number_of, owner_of, requests_of
 from tests.support.manifests import shipped_geometry
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Lookout(Part):
 
     def has_enough(self, replica: Replica, pod: NeuronPod, name: str) -> bool:
         """Whether a scheduler would find enough for a pod on a node by count, as a replica sees it."""
-        made, state = self.model.made, replica.state
+        made, state = {**self.model.made, **self.model.checks.made}, replica.state
         here = {uid for uid, other in state.pods.items() if other.place == name and uid != pod.uid}
         here |= {uid for uid, assumed in state.assumed.items() if assumed.pod.place == name}
         used = sum((Counter(requests_of(made[uid])) for uid in here if uid in made), Counter[str]())
@@ -200,7 +200,3 @@ class Lookout(Part):
             uid = pod["metadata"]["uid"]
             if gates_of(pod) == {GATE} and uid not in replica.state.reserved and uid in replica.state.gated:
                 assert uid in told, f"{name} waits and was not told why"
-
-
-def requests_of(pod: AnyJson) -> dict[str, int]:
-    return {key: int(amount) for key, amount in pod["spec"]["containers"][0]["resources"]["requests"].items()}
