@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from http import HTTPStatus
 from random import Random
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -35,6 +36,7 @@ from neuron_plugin.simulation.api_server_kinds import (
 )
 from tests.placement.gates.model_checks import NAMESPACE, Checks
 from tests.placement.gates.model_hours import Hours
+from tests.placement.gates.model_kubelet import Kubelets
 from tests.placement.gates.model_part import EPOCH
 from tests.placement.gates.model_replica import HEARD, LEASE, Replica
 from tests.placement.gates.model_rules import Rules
@@ -65,6 +67,8 @@ class Model:
 
     def __init__(self, seed: int, patch: pytest.MonkeyPatch) -> None:
         patch.setattr("neuron_plugin.simulation.api_server_objects.now_text", self.text)
+        ids = Random(seed)  # noqa: S311
+        patch.setattr("uuid.uuid4", lambda: UUID(int=ids.getrandbits(128), version=4))
         self.chance = Random(seed)  # noqa: S311
         self.now = 1000.0
         self.ticks = 0
@@ -80,7 +84,7 @@ class Model:
         """By group, the pods that had a place at some time."""
         self.checks, self.lookout = Checks(self, seed), Lookout(self, seed)
         self.rules, self.hours, self.users = Rules(self), Hours(self), Users(self)
-        self.parts = (self.checks, self.lookout, self.rules, self.hours, self.users)
+        self.parts = (self.checks, self.lookout, self.rules, self.hours, self.users, Kubelets(self))
         for name in NODE_NAMES:
             self.add_node(name)
         for rank in "01":

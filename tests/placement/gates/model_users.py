@@ -144,7 +144,8 @@ def gates_of(pod: AnyJson) -> set[str]:
 def requests_of(pod: AnyJson) -> dict[str, int]:
     """What a pod asks for; the API server fills in a request for each limit."""
     resources = pod["spec"]["containers"][0].get("resources", {})
-    return {key: int(amount) for key, amount in {**resources.get("limits", {}), **resources.get("requests", {})}.items()}
+    asked = {**resources.get("limits", {}), **resources.get("requests", {})}
+    return {key: int(amount) for key, amount in asked.items()}
 
 
 def claim_of(pod: AnyJson) -> str:
