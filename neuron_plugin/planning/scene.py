@@ -457,6 +457,8 @@ class Scene:
                 [(resource, offered - amounts.get(resource, 0)) for resource, offered in info.node.rules.neuron]
             )
             coming = [others for allowed, others in may_go if name in allowed]
+            if info.reservations:  # what is kept for one of them is free to it
+                info = _without(info, chain.from_iterable(pod.kept_keys for pod in chain(pods, *coming)))
             key = info.capacity, left, tuple(map(id, coming))
             if key not in known:
                 known[key] = _have_sets(info.capacity, dict(left), pods, [*chain.from_iterable(coming)])

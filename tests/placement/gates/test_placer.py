@@ -448,6 +448,14 @@ async def test_a_node_keeps_the_only_set_of_a_pod_without_a_node_though_another_
     assert gated.place("next") == "b", "kube-scheduler may send the first to a, and would count enough there"
 
 
+async def test_a_pod_that_cannot_be_judged_may_go_where_room_was_made_for_it(gated: GatesBench) -> None:
+    gated.node("a")
+    gated.pod("train", NEURON, 16, spec=DOUBTFUL)
+    gated.state.reserve(Reservation(gated.record("train").reference, "a", CoreMask(0xFFFF_FFFF)))
+    await gated.place_all()
+    assert gated.gates("train") == []
+
+
 async def test_a_group_leaves_a_linked_set_to_a_pod_that_was_let_go(gated: GatesBench) -> None:
     """Its scheduler may send it to the node: the kubelet counts fewer cores only once the group has its devices."""
     gated.node("a")
