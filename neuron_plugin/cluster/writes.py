@@ -68,13 +68,14 @@ def bind_pod(pod: PodReference, node: str, annotations: Mapping[str, str]) -> Ap
     return ApiRequest("POST", f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/binding", body=body)
 
 
-def evict_pod(*, namespace: str, name: str, uid: str, dry_run: bool = False) -> ApiRequest:
+def evict_pod(*, namespace: str, name: str, uid: str, version: str = "", dry_run: bool = False) -> ApiRequest:
     """Delete a pod if the disruption budgets allow it; its containers get their grace period.
 
-    The server answers 429 if a budget does not allow it, 404 if the pod is gone, 409 if another pod has its name
-    (``pkg/registry/core/pod/storage/eviction.go``). A ``dry_run`` is checked in the same way and deletes nothing.
+    The server answers 429 if a budget does not allow it, 404 if the pod is gone, 409 if another pod has its name, or if
+    it has changed since this ``version`` (``pkg/registry/core/pod/storage/eviction.go``). A ``dry_run`` is checked in
+    the same way and deletes nothing.
     """
-    options: JsonObject = {"preconditions": {"uid": uid}}
+    options: JsonObject = {"preconditions": {"uid": uid, **({"resourceVersion": version} if version else {})}}
     if dry_run:
         options["dryRun"] = ["All"]
     body: JsonObject = {

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from math import inf
 
-from neuron_plugin.allocation import NeuronPod
+from neuron_plugin.allocation import NeuronPod, PodUid
 from neuron_plugin.allocation.group import GroupName
 from neuron_plugin.allocation.node import Reservation
 from neuron_plugin.allocation.placement import placement_mask
@@ -43,6 +43,8 @@ MOST_EVENTS = 20
 """Pods of one group that get an event about its check."""
 _SHOWN = 4
 """Nodes that one event names."""
+_CHECK = "#check"
+"""Behind a member's UID: what is kept for the pod that checks its place."""
 _log = logging.getLogger(__name__)
 
 _Spot = tuple[str, str, str]
@@ -85,6 +87,11 @@ class GroupChecks:
         self._held: dict[GroupName, tuple[float, str]] = {}
         """Groups that wait because their check cannot run: until when, and why."""
         self._unsaid: list[tuple[GroupName, PreflightState, str]] = []
+        self._unseen: dict[PodUid, float] = {}
+        """By its name, until when the place of a check's pod is kept, which the watch may not show yet.
+
+        What is kept for a member ends with the member, and the pod of the check may come all the same.
+        """
         self._leads = self._is_known = False
         """Whether the last leader's pods of checks were read."""
         self._has_pods = True
@@ -165,6 +172,7 @@ class GroupChecks:
         if self._context.why_not_write():
             return
         self._leads = True
+        self._release([key for key, until in self._unseen.items() if self._context.clock.now() >= until])
         now = self._context.unix_seconds()
         self._end_avoiding(now)
         if not self._is_known or self._checks or self._has_pods:
@@ -212,6 +220,7 @@ class GroupChecks:
         self._leads = False
         for group in list(self._checks):
             self._drop(group)
+        self._release(list(self._unseen))
         self._avoided.clear()
         self._held.clear()
         self._is_known = False
@@ -235,10 +244,14 @@ class GroupChecks:
     async def _tend(self, group: GroupName, found: _Found, now: float) -> None:
         """Take the next step of one group's check, and delete the pods that are of no use any more."""
         check = self._checks.get(group)
-        if check and self._is_void(group, check):
-            self._drop(group)
-        elif check and not check.passed:
-            await self._go_on(group, check, {place.uid: pod for place, pod in found if place.at == check.at}, now)
+        if check:
+            own = {place.uid: pod for place, pod in found if place.at == check.at}
+            shown = (uid for uid, pod in own.items() if pod.end is not CheckEnd.RUNS or pod.uid in self._state.pods)
+            self._release(PodUid(f"{uid}{_CHECK}") for uid in shown)
+            if self._is_void(group, check):
+                self._drop(group)
+            elif not check.passed:
+                await self._go_on(group, check, own, now)
         check = self._checks.get(group)
         for place, pod in found:
             is_log = pod.end is CheckEnd.FAILED and pod.node in self._avoided.get(group, ())
@@ -297,6 +310,9 @@ class GroupChecks:
                 continue
             node = nodes[place.node].node
             manifest = group_check_manifest(self._settings, node, self._namespace, place, peers, self._writer.dialects)
+            kept, key = place.reservation, PodUid(f"{place.uid}{_CHECK}")
+            self._state.reserve(replace(kept, pod=replace(kept.pod, uid=key)))
+            self._unseen[key] = self._context.clock.now() + self._context.times.landing
             attempt = await self._writer.send(create_pod(manifest, self._namespace))
             # A conflict means that the previous pod is still being deleted.
             if attempt.outcome is Outcome.REFUSED and attempt.status and attempt.status != HTTPStatus.CONFLICT:
@@ -349,6 +365,12 @@ class GroupChecks:
             for key, reservation in check.kept.items():
                 if self._state.reserved.get(key) is reservation:
                     self._state.release(key)
+
+    def _release(self, keys: Iterable[PodUid]) -> None:
+        """Keep nothing more for pods of checks: the watch shows them by now."""
+        for key in keys:
+            if self._unseen.pop(key, None):
+                self._state.release(key)
 
     def _end_avoiding(self, now: float) -> None:
         """End the avoiding of nodes and holding of groups whose time is over, or whose group is gone."""

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from neuron_plugin.allocation import PodUid
 from neuron_plugin.allocation.keys import GATE, GROUP_KEY, GROUP_SIZE_KEY, NODE_KEY, PREFLIGHT_KEY, RANK_KEY
 from neuron_plugin.allocation.preflight import CheckScope, Preflight, PreflightState, write_preflight
 from neuron_plugin.cluster import ApiServer, KubernetesApi
@@ -324,6 +325,22 @@ async def test_a_check_ends_with_what_it_is_for(ring: Ring, gone: str) -> None:
     assert not {pod["metadata"]["uid"] for pod in ring.check_pods().values()} & {
         pod["metadata"]["uid"] for pod in before.values()
     }
+
+
+async def test_the_devices_of_a_check_that_was_given_up_are_kept_until_the_watch_shows_its_pods(ring: Ring) -> None:
+    ring.nodes("ab")
+    await ring.begin(2)
+    pods = ring.check_pods().values()
+    for uid in [pod["metadata"]["uid"] for pod in pods]:
+        ring.state.remove_pod(PodUid(uid))  # as if the watch had not shown them
+    ring.state.remove_pod(ring.record("ring-0").uid)
+    ring.server.delete_pod("default", "ring-0", grace_seconds=0)
+    await ring.checks.look()
+
+    assert all("deletionTimestamp" in pod["metadata"] for pod in ring.check_pods().values())
+    assert not any(info.free_mask for info in ring.state.nodes.values())
+    await ring.turn(seconds=ring.context.times.landing)
+    assert not ring.state.reserved
 
 
 async def test_a_pod_that_its_kubelet_refused_is_made_once_more(ring: Ring) -> None:

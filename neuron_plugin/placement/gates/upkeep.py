@@ -141,8 +141,8 @@ class Upkeep:
     def _is_full(self, kind: PodKind) -> bool:
         """Whether no open node has enough for the pods of a kind, as kube-scheduler counts.
 
-        It is not where the scheduler would then take a node that has not passed its pre-flight check, nor where a pod
-        that they want to be near has its place and is not bound yet.
+        A kind is not full while the scheduler would take a node that has not passed its pre-flight check. Neither is it
+        while a pod that it wants to be near has a place and is not bound yet.
         """
         pods, scene = self._placer.queue.pods(kind), self._state.scene()
         if isinstance(kind.request, Rejection) or not pods or scene.volumes(pods[0]).waits:
@@ -262,7 +262,7 @@ class Upkeep:
     async def _delete(self, pod: NeuronPod, version: str) -> None:
         """Delete a pod as it was read; of a Job by an eviction, which its failure policy knows."""
         reference = pod.reference
-        request = evict_pod(namespace=reference.namespace, name=reference.name, uid=pod.uid)
+        request = evict_pod(namespace=reference.namespace, name=reference.name, uid=pod.uid, version=version)
         if pod.controller.startswith(_MADE_AGAIN):
             options: JsonObject = {"preconditions": {"uid": pod.uid, "resourceVersion": version}}
             request = ApiRequest("DELETE", PODS.item(reference.name, reference.namespace), body=options)

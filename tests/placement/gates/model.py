@@ -176,7 +176,7 @@ class Model:
         for other in bound.keys() - {name}:
             if placements[other][0] == node and placements[other][1] & cores:
                 is_known = {name, other} & (self.too_late | self.lookout.given)
-                assert is_known or self.checks.was_dropped(other), f"{name} was placed on what {other} has"
+                assert is_known, f"{name} was placed on what {other} has"
                 keys = (NODE_KEY, POD_UID_KEY, "NEURON_DEVS", "NEURON_CORES")
                 self.server.patch_pod("default", name, {"metadata": {"annotations": dict.fromkeys(keys)}})
                 node = ""

@@ -19,7 +19,6 @@ from neuron_plugin.allocation.preflight import CheckScope, PreflightState, read_
 from neuron_plugin.allocation.resources import parse_ids
 from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.placement.check_pods import BOOT_KEY
-from neuron_plugin.placement.reserves import cores_text
 from neuron_plugin.placement.settings import GroupPreflight, OnUnable, PreflightSettings
 from neuron_plugin.simulation.api_server_kinds import NODES, PODS, AnyJson, Target
 from tests.placement.gates.model_part import EPOCH, Part
@@ -145,16 +144,6 @@ class Checks(Part):
                 node, devices = spot_of(pod)
                 cores = {2 * one + more for one in parse_ids(devices) for more in (0, 1)} if devices else ALL_CORES
                 yield node, pod["metadata"]["name"], frozenset(cores), node
-
-    def was_dropped(self, name: str) -> bool:
-        """Whether a pod is of a group's check that was given up: its devices are not kept while it is being made."""
-        leader = self.model.leader
-        for pod in self.pods():
-            if pod["metadata"]["name"] == name and group_of(pod):
-                place = place_of(pod)
-                kept = leader.state.reserved.get(place["uid"]) if leader else None
-                return kept is None or (kept.node, cores_text(kept.mask)) != (place["node"], place["cores"])
-        return False
 
     def see_node(self, replica: Replica, manifest: AnyJson) -> None:
         """A replica has seen a node."""

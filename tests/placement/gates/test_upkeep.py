@@ -341,17 +341,19 @@ async def test_a_pod_that_is_made_again_is_deleted_and_keeps_off_that_node(gated
     assert gated.place("again") == "b"
 
 
-async def test_a_pod_that_was_bound_before_it_could_be_deleted_stays(gated: GatesBench) -> None:
+@pytest.mark.parametrize(("owner", "write"), [("ReplicaSet/web", "DELETE"), ("Job/train", "POST")])
+async def test_a_pod_that_was_bound_before_it_could_be_deleted_stays(gated: GatesBench, owner: str, write: str) -> None:
+    gated.server.fail(Fault(Match(method="GET", path="/jobs/train$"), body=msgspec.json.encode(job(IGNORES)), times=10))
     gated.node("a")
-    gated.pod("train", owner="ReplicaSet/web")
+    gated.pod("train", owner=owner)
     await gated.step(after=TIMES.stuck)
     gated.unschedulable("train")
     await gated.look()
     bound = asyncio.Event()
-    gated.server.fail(Fault(Match(method="DELETE", path="/pods/train$"), gate=bound))
+    gated.server.fail(Fault(Match(method=write, path="/pods/train(/eviction)?$"), gate=bound))
     gated.now += TIMES.stuck + 1
     looking = asyncio.create_task(gated.upkeep.look())
-    while not gated.requests("DELETE"):
+    while not any(seen.method == write and "/pods/train" in seen.path for seen in gated.server.requests):
         await asyncio.sleep(0)
     gated.server.bind("default", "train", node="a")
     bound.set()
