@@ -56,8 +56,7 @@ class _Check:
     """The check of a group, its ``places`` in the order of the ranks, and the ``kept`` ones.
 
     ``made``: the making of its pods has begun, so its places are final. ``ended`` counts pods that have ended. Once it
-    has passed, or the group is placed unchecked, the group waits for free devices until ``until``, by the clock of the
-    watches.
+    has passed, or the group is placed unchecked, its places are kept until ``until``, by the clock of the watches.
     """
 
     places: tuple[CheckedPlace, ...]
@@ -104,14 +103,13 @@ class GroupChecks:
         """Whether a group that asks for a check waits, and no places are looked for."""
         if not self._is_asked_by(members):
             return False
-        now, unix_now = self._context.clock.now(), self._context.unix_seconds()
-        if not self._is_known or self._held.get(group, (0.0, ""))[0] > unix_now:
+        if not self._is_known or self._held.get(group, (0.0, ""))[0] > self._context.unix_seconds():
             return True
         check = self._checks.get(group)
         if check is None or not check.passed:
             return check is not None and check.made
         # The ended pods may have the devices for a moment longer.
-        return now < check.until and not all(map(self._is_free, check.places))
+        return not all(map(self._is_free, check.places))
 
     def must_wait(
         self, group: GroupName, members: Sequence[NeuronPod], plan: GroupPlan, pods: Sequence[NeuronPod]
@@ -263,7 +261,12 @@ class GroupChecks:
                 await delete_check(self._writer, self._namespace, pod)
 
     def _is_void(self, group: GroupName, check: _Check) -> bool:
-        """Whether a check is of no use: its group is placed, lacks one of its pods, or lost one of its devices."""
+        """Whether a check is of no use: its group is placed, lacks one of its pods, or lost one of its devices.
+
+        Or the group does not fit there any more, and is to be planned anew.
+        """
+        if check.passed and self._context.clock.now() >= check.until:
+            return True
         members = self._state.members_of(group)
         uids = {pod.uid for pod in members}
         own = {place.uid for place in check.places if "#" not in place.uid}  # else it is not made yet

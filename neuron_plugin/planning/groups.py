@@ -47,6 +47,9 @@ MOST_MASKS = 256
 """The commonest masks of free cores, from which windows are chosen."""
 MOST_PREFERENCES = 3
 """The highest preference scores that are kept apart."""
+MOST_TRIES = 16
+"""Plans that may leave no linked set to a pod without a node. Such a pod has a node soon; the group waits for it then.
+"""
 MOST_DOMAINS = 64
 """Domains in which unlike pods are tried one by one: at the broadest level that may hold them, and at all others."""
 
@@ -236,6 +239,8 @@ class _Search:
         """The type of node that holds the most pods, if none holds all."""
         self._held: Counter[str] | None = None
         """How many pods the domains of the required level hold, if none holds all."""
+        self._most = dict[str, int]()
+        """How many pods of the group nodes take at most, so that pods without a node find a linked set there."""
 
     def _depth(self, level: str) -> int:
         """The length of a path to a domain of the level; 0 for no level, and for a label that is no level."""
@@ -263,7 +268,32 @@ class _Search:
         return f"it needs room for {pods} pod{'s' if pods > 1 else ''} {where}; {named}"
 
     def place(self, pods: Sequence[NeuronPod], counted: _Counted) -> dict[PodUid, Place] | int:
-        """A place for each pod; or how many would fit together, counted as ``counted`` says."""
+        """A place for each pod; or how many would fit together, counted as ``counted`` says.
+
+        Each pod that was handed to its scheduler without a node is left one linked set, on any node.
+        """
+        self._most.clear()
+        for _ in range(MOST_TRIES):
+            found = self._place(pods, counted)
+            if not isinstance(found, dict):
+                return found
+            if not (left := self._scene.without_room([(pod, found[pod.uid]) for pod in pods])):
+                return found
+            self._take_less(left, pods[0], Counter(name for name, _ in found.values()))
+        return 0
+
+    def _take_less(self, names: Iterable[str], pod: NeuronPod, taken: Mapping[str, int]) -> None:
+        """On these nodes, and on those of equal capacity that pods without a node may go to, place one pod less."""
+        scene = self._scene
+        coming = [scene.allowed(others[0]) for others in scene.alike(scene.roaming)]
+        by_capacity = scene.fitting(pod)
+        for name in names:
+            capacity = scene.node(name).capacity
+            equals = by_capacity.get(capacity, set()) if isinstance(capacity, Capacity) else ()
+            for other in {name, *(one for one in equals if any(one in allowed for allowed in coming))}:
+                self._most[other] = min(self._most.get(other, taken[name]), taken[name] - 1)
+
+    def _place(self, pods: Sequence[NeuronPod], counted: _Counted) -> dict[PodUid, Place] | int:
         pools = self._pools(pods)
         for preferred in self._preferred(pods, pools):
             found = self._place_among(pods, preferred, _Counted.NOT)
@@ -320,7 +350,8 @@ class _Search:
         values = {self._value(anchor.node) for anchor in self._anchors if self._info(anchor.node)}
         pools = defaultdict[tuple[Geometry, str], dict[Capacity, set[str]]](dict)
         for pod in {(pod.requests, pod.rules): pod for pod in pods}.values():
-            for capacity, names in self._scene.fitting(pod).items():
+            for capacity, fit in self._scene.fitting(pod).items():
+                names = {name for name in fit if self._most.get(name, 1)} if self._most else fit
                 if types and capacity.geometry not in types:
                     continue
                 if not shares_label:
@@ -345,7 +376,8 @@ class _Search:
                 depth = common_depth([*anchors, path])
                 is_whole = not (info.ledger.allocations or info.reservations or info.node.cordoned)
                 has_windows = all(info.free_mask & window == window for window in windows)
-                if is_whole and has_windows and depth >= self._required and self._scene.place(pod, name):
+                placed = is_whole and has_windows and depth >= self._required and self._scene.place(pod, name)
+                if placed and self._scene.leaves_room(pod, (name, placed)):
                     found[name] = -depth, near.empty_around(path), name
         return [self._scene.node(name) for name in sorted(found, key=found.__getitem__)]
 
@@ -384,7 +416,8 @@ class _Search:
             return [_Kind(free, 1, names)]
         by_room = defaultdict[int, list[str]](list)
         for name, beside in zip(names, self._scene.rooms(pod, names), strict=True):
-            by_room[most if beside is None or beside > most else beside].append(name)
+            room = most if beside is None or beside > most else beside
+            by_room[min(room, self._most.get(name, room))].append(name)
         return [_Kind(free, room, by_room[room]) for room in sorted(by_room) if room]
 
     def _place_on_one_node(

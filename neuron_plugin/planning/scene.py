@@ -403,11 +403,21 @@ class Scene:
 
     def leaves_room(self, pod: NeuronPod, place: Place) -> bool:
         """Whether each pod that was handed to its scheduler without a node still has a linked set on any node."""
-        if not self.cluster.roaming or not (roaming := [other for other in self.roaming if other.uid != pod.uid]):
-            return True
-        after = self.fork()
-        after.put(pod, *place)
-        return not after.lacking_sets([place[0]], roaming) and after.placeable(roaming) == roaming
+        return not self.without_room([(pod, place)])
+
+    def without_room(self, come: Sequence[tuple[NeuronPod, Place]]) -> set[str]:
+        """The nodes where pods, once all have come, leave no linked set to those without a node that may go there.
+
+        All of the nodes where the pods without a node have no place any more, all at once.
+        """
+        uids = {pod.uid for pod, _ in come}
+        if not self.cluster.roaming or not (roaming := [other for other in self.roaming if other.uid not in uids]):
+            return set()
+        after, names = self.fork(), {name for _, (name, _) in come}
+        for pod, (name, placement) in come:
+            after.put(pod, name, placement)
+        lacking = set(after.lacking_sets(names, roaming))
+        return lacking or (set() if after.placeable(roaming) == roaming else names)
 
     def left_to_others(self, pod: NeuronPod, names: Collection[str]) -> set[str]:
         """The nodes with sets for the pod that must be left to pods without a node; none if there are too many."""
@@ -447,6 +457,8 @@ class Scene:
                 [(resource, offered - amounts.get(resource, 0)) for resource, offered in info.node.rules.neuron]
             )
             coming = [others for allowed, others in may_go if name in allowed]
+            if info.reservations:  # what is kept for one of them is free to it
+                info = _without(info, chain.from_iterable(pod.kept_keys for pod in chain(pods, *coming)))
             key = info.capacity, left, tuple(map(id, coming))
             if key not in known:
                 known[key] = _have_sets(info.capacity, dict(left), pods, [*chain.from_iterable(coming)])

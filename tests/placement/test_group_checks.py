@@ -29,7 +29,7 @@ from neuron_plugin.placement.leadership import CONDITION
 from neuron_plugin.placement.settings import GroupPreflight, OnUnable, PreflightSettings
 from neuron_plugin.planning import Scene, judge_all
 from neuron_plugin.simulation.api_server_kinds import NODES, PODS, STATEFUL_SETS, AnyJson
-from tests.placement.gates.bench import EPOCH, NEURON, GatesBench
+from tests.placement.gates.bench import EPOCH, NEURON, TIMES, GatesBench
 from tests.support.api_server import Fault, Match, StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest
 from tests.support.running import SETTINGS as RUNNING
@@ -191,6 +191,23 @@ async def test_a_group_starts_once_a_pod_has_passed_at_each_of_its_places(ring: 
     await ring.checks.look()
     assert len(ring.server.requests) == asked, "nothing is asked where nothing is checked"
     assert ring.metrics["preflight_group_checks_total"].get(("passed",)) == 1
+
+
+async def test_places_where_a_group_has_passed_are_given_back_once_it_does_not_fit_there(ring: Ring) -> None:
+    ring.nodes("ab")
+    await ring.begin(2)
+    ring.run()
+    for name in "ab":
+        ring.end(name)
+    ring.change_node("b", {"spec": {"unschedulable": True}})
+    ring.pod("greedy", NEURON, 16)
+    await ring.turn()
+    await ring.turn()
+    assert (ring.places(2), ring.place("greedy")) == (["", ""], "")
+    await ring.turn(TIMES.doubt)
+    await ring.place_all()
+    assert (ring.places(2), ring.place("greedy")) == (["", ""], "a")
+    assert (ring.left(), ring.state.checks) == (0, {})
 
 
 def rank(pod: AnyJson) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from http import HTTPStatus
 from random import Random
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -35,11 +36,12 @@ from neuron_plugin.simulation.api_server_kinds import (
 )
 from tests.placement.gates.model_checks import NAMESPACE, Checks
 from tests.placement.gates.model_hours import Hours
+from tests.placement.gates.model_kubelet import Kubelets
 from tests.placement.gates.model_part import EPOCH
 from tests.placement.gates.model_replica import HEARD, LEASE, Replica
 from tests.placement.gates.model_rules import Rules
 from tests.placement.gates.model_upkeep import Lookout
-from tests.placement.gates.model_users import GROUP, JOB_INDEX, Users, claim_of, gates_of, number_of
+from tests.placement.gates.model_users import GROUP, JOB_INDEX, Users, claim_of, gates_of, number_of, requests_of
 from tests.simulation.dra import DRIVER, devices_of
 from tests.support.api_server import StandInApiServer
 from tests.support.manifests import node_manifest
@@ -65,6 +67,8 @@ class Model:
 
     def __init__(self, seed: int, patch: pytest.MonkeyPatch) -> None:
         patch.setattr("neuron_plugin.simulation.api_server_objects.now_text", self.text)
+        ids = Random(seed)  # noqa: S311
+        patch.setattr("uuid.uuid4", lambda: UUID(int=ids.getrandbits(128), version=4))
         self.chance = Random(seed)  # noqa: S311
         self.now = 1000.0
         self.ticks = 0
@@ -80,7 +84,7 @@ class Model:
         """By group, the pods that had a place at some time."""
         self.checks, self.lookout = Checks(self, seed), Lookout(self, seed)
         self.rules, self.hours, self.users = Rules(self), Hours(self), Users(self)
-        self.parts = (self.checks, self.lookout, self.rules, self.hours, self.users)
+        self.parts = (self.checks, self.lookout, self.rules, self.hours, self.users, Kubelets(self))
         for name in NODE_NAMES:
             self.add_node(name)
         for rank in "01":
@@ -188,10 +192,9 @@ class Model:
         used: defaultdict[str, int] = defaultdict(int)
         for other in self.server.objects(SERVED_PODS):
             if other["spec"].get("nodeName") == name and other["status"].get("phase") not in ENDED:
-                for key, amount in other["spec"]["containers"][0]["resources"].get("requests", {}).items():
-                    used[key] += int(amount)
-        asked = pod["spec"]["containers"][0]["resources"]["requests"]
-        return all(used[key] + int(amount) <= int(allocatable.get(key, 0)) for key, amount in asked.items())
+                for key, amount in requests_of(other).items():
+                    used[key] += amount
+        return all(used[key] + amount <= int(allocatable.get(key, 0)) for key, amount in requests_of(pod).items())
 
     @property
     def pods(self) -> dict[str, AnyJson]:

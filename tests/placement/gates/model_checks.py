@@ -63,6 +63,8 @@ class Checks(Part):
         self.unable: set[str] = set()
         """Groups with a check of which a pod could not run to its end."""
         self.started: set[str] = set()
+        self.made: dict[str, AnyJson] = {}
+        """The pods of checks as they were made, by their UIDs."""
 
     # What happens.
 
@@ -168,6 +170,7 @@ class Checks(Part):
     def admit(self, name: str) -> None:
         """The kubelet takes the pod of a check, if its devices are free."""
         pod = next(pod for pod in self.pods() if pod["metadata"]["name"] == name)
+        self.made[pod["metadata"]["uid"]] = pod
         node, devices = spot_of(pod)
         asked = next(cores for _, other, cores, _ in self.held() if other == name)
         others = [

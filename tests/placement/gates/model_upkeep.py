@@ -21,7 +21,7 @@ from neuron_plugin.placement.context import Times
 from neuron_plugin.simulation.api_server_kinds import EVENTS, PODS, AnyJson, Target
 from neuron_plugin.topology import CoreMask, Geometry, Unit, valid_sets
 from tests.placement.gates.model_part import Part
-from tests.placement.gates.model_users import gates_of, number_of, owner_of
+from tests.placement.gates.model_users import gates_of, number_of, owner_of, requests_of
 from tests.support.manifests import shipped_geometry
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ class Lookout(Part):
         """By pod that was handed over without those nodes that have no linked set: when, and since when who led."""
         self.given: set[str] = set()
         """Pods for which the plugin has chosen the devices, maybe of those that were promised to others."""
+        self.given_at: dict[tuple[str, Resource], float] = {}
+        """By node and resource, when the plugin has last chosen devices there."""
         self.changed: dict[str, float] = {}
         """By node, when it last lost devices, or came."""
 
@@ -105,7 +107,7 @@ class Lookout(Part):
 
     def has_enough(self, replica: Replica, pod: NeuronPod, name: str) -> bool:
         """Whether a scheduler would find enough for a pod on a node by count, as a replica sees it."""
-        made, state = self.model.made, replica.state
+        made, state = {**self.model.made, **self.model.checks.made}, replica.state
         here = {uid for uid, other in state.pods.items() if other.place == name and uid != pod.uid}
         here |= {uid for uid, assumed in state.assumed.items() if assumed.pod.place == name}
         used = sum((Counter(requests_of(made[uid])) for uid in here if uid in made), Counter[str]())
@@ -160,8 +162,8 @@ class Lookout(Part):
         """The plugin gives devices to a pod that came without any, of those that are not ``taken``.
 
         A pod that was let go without certain nodes has a linked set wherever its scheduler has sent it, unless a node
-        has lost devices since, or another leader has gone on with what was kept for groups. Of cores that is not so
-        here: no kubelet of the model counts fewer cores once their devices are taken.
+        has lost devices since, or another leader has gone on with what was kept for groups. Or another such pod has
+        come there that asks by another name: what ended there was free to both, and the kubelet's counts are behind.
         """
         pod = self.model.pods[name]
         node, uid = pod["spec"]["nodeName"], pod["metadata"]["uid"]
@@ -174,7 +176,8 @@ class Lookout(Part):
         linked = next((mask for mask in valid_sets(TRN1, resource.unit, count) if not mask & ~free), None)
         at, leads_from = self.let_go.get(uid, (0.0, -1.0))
         is_certain = leads_from == self.model.leads_from and self.changed.get(node, 0.0) < at
-        is_certain &= resource is Resource.NEURON and not self.model.too_late
+        is_certain &= not self.model.too_late
+        is_certain &= all(self.given_at.get((node, other), 0.0) < at for other in Resource if other is not resource)
         assert linked or not is_certain, f"{name} came to {node}, where no linked set is left"
         ids = TRN1.ids_of(resource.unit, CoreMask(linked or free))[:count]
         if len(ids) < count:
@@ -182,6 +185,7 @@ class Lookout(Part):
             return
         key = "NEURON_CORES" if resource.unit is Unit.CORE else "NEURON_DEVS"
         self.given.add(name)
+        self.given_at[node, resource] = self.model.now
         said = {key: ",".join(map(str, ids)), "NEURON_ALLOCATED": "true"}
         self.model.server.patch_pod("default", name, {"metadata": {"annotations": said}})
 
@@ -200,7 +204,3 @@ class Lookout(Part):
             uid = pod["metadata"]["uid"]
             if gates_of(pod) == {GATE} and uid not in replica.state.reserved and uid in replica.state.gated:
                 assert uid in told, f"{name} waits and was not told why"
-
-
-def requests_of(pod: AnyJson) -> dict[str, int]:
-    return {key: int(amount) for key, amount in pod["spec"]["containers"][0]["resources"]["requests"].items()}

@@ -141,6 +141,13 @@ def gates_of(pod: AnyJson) -> set[str]:
     return {gate["name"] for gate in pod["spec"].get("schedulingGates", [])}
 
 
+def requests_of(pod: AnyJson) -> dict[str, int]:
+    """What a pod asks for; the API server fills in a request for each limit."""
+    resources = pod["spec"]["containers"][0].get("resources", {})
+    asked = {**resources.get("limits", {}), **resources.get("requests", {})}
+    return {key: int(amount) for key, amount in asked.items()}
+
+
 def claim_of(pod: AnyJson) -> str:
     """The name of the claim by which a pod asks for Neuron; empty without."""
     claims = (str(one["resourceClaimName"]) for one in pod["spec"].get("resourceClaims") or ())

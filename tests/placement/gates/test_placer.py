@@ -448,6 +448,30 @@ async def test_a_node_keeps_the_only_set_of_a_pod_without_a_node_though_another_
     assert gated.place("next") == "b", "kube-scheduler may send the first to a, and would count enough there"
 
 
+async def test_a_pod_that_cannot_be_judged_may_go_where_room_was_made_for_it(gated: GatesBench) -> None:
+    gated.node("a")
+    gated.pod("train", NEURON, 16, spec=DOUBTFUL)
+    gated.state.reserve(Reservation(gated.record("train").reference, "a", CoreMask(0xFFFF_FFFF)))
+    await gated.place_all()
+    assert gated.gates("train") == []
+
+
+async def test_a_group_leaves_a_linked_set_to_a_pod_that_was_let_go(gated: GatesBench) -> None:
+    """Its scheduler may send it to the node: the kubelet counts fewer cores only once the group has its devices."""
+    gated.node("a")
+    gated.pod("train", CORE, 2, spec=DOUBTFUL)
+    await gated.place_all()
+    assert gated.gates("train") == []
+    for number in range(2):
+        gated.pod(f"job-{number}", NEURON, 8, group="job", size=2)
+    await gated.place_all()
+    assert [gated.place(f"job-{number}") for number in range(2)] == ["", ""]
+    gated.node("b")
+    await gated.place_all()
+    assert "b" in {gated.place(f"job-{number}") for number in range(2)}
+    gated.bind("train", "a")
+
+
 async def test_nothing_is_left_to_a_pod_without_a_node_that_has_no_place_any_more(gated: GatesBench) -> None:
     for name in ("a", "b"):
         gated.node(name)
