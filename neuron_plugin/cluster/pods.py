@@ -25,7 +25,7 @@ from neuron_plugin.allocation import (
 from neuron_plugin.allocation.assignment import AssignmentError, read_assignment
 from neuron_plugin.allocation.claims import PodClaim
 from neuron_plugin.allocation.constraints import LONGEST_CONSTRAINT, read_constraints
-from neuron_plugin.allocation.group import GroupMember
+from neuron_plugin.allocation.group import GroupMember, GroupName
 from neuron_plugin.allocation.keys import (
     ASSIGNMENT_KEYS,
     CONSTRAINT_KEYS,
@@ -99,6 +99,24 @@ def pod_use(pod: Pod) -> PodUse | None:
         claims=volume_claims(pod) if pod.spec.volumes else (),
     )
     return PodUse(placed, _asked(pod, ()).needs, ports_of(pod))
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedMember:
+    """A pod of a group that has succeeded: its group does not wait for another in its place."""
+
+    group: GroupName
+    controller: str
+
+
+def finished_member(pod: Pod) -> FinishedMember | None:
+    """A pod as a group counts it once it has succeeded; None of any other.
+
+    Without a controller it is not known whether later pods of this group's name belong to the same run.
+    """
+    kind, name = pod.controller
+    member = _member(pod, kind) if pod.phase == "Succeeded" and name and not pod.terminating else None
+    return FinishedMember(member.group, f"{kind}/{name}") if member and member.group[1] else None
 
 
 def neuron_pod(pod: Pod, *, progress: bool = True) -> NeuronPod:

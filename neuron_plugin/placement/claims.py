@@ -53,7 +53,7 @@ from neuron_plugin.allocation.rejection import INVALID_REQUEST, NO_ASSIGNMENT
 from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer
 from neuron_plugin.cluster.api import MERGE_PATCH, JsonObject, send
 from neuron_plugin.cluster.claims import FINALIZER, RESOURCE_CLAIMS, allocation_of
-from neuron_plugin.cluster.pods import PodUse
+from neuron_plugin.cluster.pods import FinishedMember, PodUse
 from neuron_plugin.topology import Geometry, Unit
 from neuron_plugin.topology.instances import SHIPPED
 
@@ -160,7 +160,7 @@ def _given(claim: NeuronClaim, request: str) -> tuple[Unit, tuple[int, ...]]:
     return Unit.DEVICE, tuple(sorted({device.device for device in devices}))
 
 
-Shown = NeuronPod | PodUse | None
+Shown = NeuronPod | PodUse | FinishedMember | None
 Changed = Callable[[str, Shown, Shown], None]
 
 

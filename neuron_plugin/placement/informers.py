@@ -39,7 +39,15 @@ from neuron_plugin.cluster.claims import RESOURCE_CLAIMS, ResourceClaim, neuron_
 from neuron_plugin.cluster.leases import LEADER_LEASE, LEASE_PREFIX, ObservedLease
 from neuron_plugin.cluster.nodes import neuron_node
 from neuron_plugin.cluster.objects import LEASES, NODES, POD_GROUPS, PodGroup, pages
-from neuron_plugin.cluster.pods import PODS, PodUse, asks_for_neuron, neuron_pod, pod_use
+from neuron_plugin.cluster.pods import (
+    PODS,
+    FinishedMember,
+    PodUse,
+    asks_for_neuron,
+    finished_member,
+    neuron_pod,
+    pod_use,
+)
 from neuron_plugin.cluster.reflector import Observer
 from neuron_plugin.placement import storage
 from neuron_plugin.placement.check_pods import check_scope, group_standings
@@ -73,8 +81,8 @@ class InformerTimes:
 TIMES = InformerTimes()
 
 
-def keep_pod(pod: Pod, *, claims: bool = False) -> NeuronPod | PodUse | None:
-    """Live pods that ask for Neuron, and the use of nodes by other bound pods.
+def keep_pod(pod: Pod, *, claims: bool = False) -> Shown:
+    """Live pods that ask for Neuron, the use of nodes by other bound pods, and which pods of groups have succeeded.
 
     With ``claims``, pods that have claims may ask for Neuron by them: they are kept whole. So are all pods with our
     gate, because only we remove it.
@@ -86,7 +94,7 @@ def keep_pod(pod: Pod, *, claims: bool = False) -> NeuronPod | PodUse | None:
     if not (asks_for_neuron(pod) or is_gated or (claims and pod.spec.resource_claims)):
         return pod_use(pod)
     if pod.terminal and not pod.rejected_at_admission:
-        return None
+        return finished_member(pod)
     return neuron_pod(pod, progress=False)
 
 
@@ -136,7 +144,7 @@ def nodes_of(leases: Iterable[Lease]) -> frozenset[str]:
 
 
 _AnyReflector = (
-    Reflector[Pod, NeuronPod | PodUse]
+    Reflector[Pod, NeuronPod | PodUse | FinishedMember]
     | Reflector[Node, NeuronNode]
     | Reflector[Lease, Lease]
     | Reflector[ResourceClaim, NeuronClaim]
@@ -171,7 +179,9 @@ class Informers:
         self._leases = PluginLeases()
         self._closed: frozenset[str] = frozenset()
         """The nodes that are closed because of their plugins' Leases."""
-        self._pods: Reflector[Pod, NeuronPod | PodUse] = Reflector(api, PODS, self._keep_pod, observer=observer)
+        self._pods: Reflector[Pod, NeuronPod | PodUse | FinishedMember] = Reflector(
+            api, PODS, self._keep_pod, observer=observer
+        )
         self._stopped: set[str] = set()
         """The UIDs of pods that are still kept and were seen to have ended, with no container running."""
         self._nodes = Reflector(api, NODES, partial(neuron_node, types=types), observer=observer)
@@ -295,7 +305,7 @@ class Informers:
 
     def any_unbound(self) -> bool:
         """Whether a live pod that asks for Neuron has no node."""
-        return any(not pod.node for pod in self._pods.values.values())  # other pods are only kept once bound
+        return any(isinstance(pod, NeuronPod) and not pod.node for pod in self._pods.values.values())
 
     async def run(self) -> None:
         """Follow everything until cancelled."""
@@ -395,7 +405,7 @@ class Informers:
         self._closed = stale if watched else (self._closed & stale) | self._leases.away()
         self._state.set_stale(self._closed)
 
-    def _keep_pod(self, pod: Pod) -> NeuronPod | PodUse | None:
+    def _keep_pod(self, pod: Pod) -> Shown:
         """Note which pods end by themselves: when they leave the watch, that looks like a deletion."""
         known = self._pods.values.get(pod.uid)
         if isinstance(known, NeuronPod) and pod.terminal and not pod.running:
@@ -407,10 +417,10 @@ class Informers:
         if self._claimed and known:
             self._claimed.put_claim((known.namespace, known.name), claim)
 
-    def _pod_shown(self, uid: str, before: NeuronPod | PodUse | None, pod: NeuronPod | PodUse | None) -> None:
+    def _pod_shown(self, uid: str, before: Shown, pod: Shown) -> None:
         (self._claimed.put_pod if self._claimed else self._pod_changed)(uid, before, pod)
 
-    def _pod_changed(self, uid: str, before: NeuronPod | PodUse | None, pod: NeuronPod | PodUse | None) -> None:
+    def _pod_changed(self, uid: str, before: Shown, pod: Shown) -> None:
         """A rejected pod that was seen alive with an assignment of ours shows that its node's plugin is away."""
         was_running = isinstance(before, NeuronPod) and before.running and not before.ended
         was_deleted_running = was_running and pod is None and uid not in self._stopped
@@ -420,12 +430,11 @@ class Informers:
             self._state.storage = replace(self._state.storage, waits=storage.NOT_READ)
             self._storage_wanted.set()
         show_pod(self._state, uid, before, pod, self._clock.now() + self._times.departed if was_deleted_running else 0)
-        if pod is None or (isinstance(pod, NeuronPod) and pod.ended):
+        if not isinstance(pod, NeuronPod) or pod.ended:
             self._stopped.discard(uid)
-        if isinstance(before, PodUse) or isinstance(pod, PodUse) or (pod and not pod.ended):
+        if not (isinstance(before, NeuronPod) and isinstance(pod, NeuronPod) and pod.ended):
             return
-        was_ours = pod and before and not before.ended and isinstance(before.assignment, Assignment)
-        if pod and before and was_ours and self._leases.doubt(before.node):
+        if not before.ended and isinstance(before.assignment, Assignment) and self._leases.doubt(before.node):
             self._state.history.rejections.append(replace(before, rejection_message=pod.rejection_message))
             self._judge()
 
@@ -463,6 +472,9 @@ def show_pod(state: ClusterState, uid: str, before: Shown, pod: Shown, kept_unti
         state.remove_pod(PodUid(uid), kept_until=kept_until)
     if use_before != use:
         state.put_other(uid, use_before, use)
+    finished_before, finished = (record if isinstance(record, FinishedMember) else None for record in (before, pod))
+    if finished_before != finished:
+        state.see_finished(uid, finished_before, finished)
     if asks:
         state.put_pod(asks)
 

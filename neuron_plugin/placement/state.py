@@ -38,7 +38,7 @@ from neuron_plugin.allocation.node_rules import NO_USE, NodeUse, node_use
 from neuron_plugin.allocation.pod import claim_user, current_members
 from neuron_plugin.allocation.preflight import CheckScope, preflight_seen
 from neuron_plugin.allocation.utilization import ContainerUtilization, Utilization
-from neuron_plugin.cluster.pods import PodUse
+from neuron_plugin.cluster.pods import FinishedMember, PodUse
 from neuron_plugin.placement.changes import Changes
 from neuron_plugin.placement.history import History
 from neuron_plugin.planning import Choices, Cluster, Scene
@@ -154,7 +154,11 @@ class ClusterState:
         self.wishes: dict[GroupName, TopologyWish] = {}
         self.templates: dict[GroupName, NeuronPod | None] = {}
         """By group, the requests of the pods that are made once its leader is placed; None if unknown."""
+        self._sizes: dict[GroupName, int] = {}
         self._leasts: dict[GroupName, int] = {}
+        """The sizes, less the pods that have succeeded."""
+        self._finished: defaultdict[GroupName, dict[str, str]] = defaultdict(dict)
+        """By group, the pods that have succeeded, each with its controller."""
         self._members: defaultdict[GroupName, dict[PodUid, NeuronPod]] = defaultdict(dict)
         self.leased: set[str] = set()
         self.gated: dict[PodUid, NeuronPod] = {}
@@ -395,11 +399,31 @@ class ClusterState:
     def _count_group(self, group: GroupName, come: NeuronPod | None = None) -> None:
         """Count a group's size as its pods state it; a pod that has ``come`` to others does not make it smaller."""
         known = self._members.get(group, {}).values()
-        sizes = [self._leasts.get(group, 0), _size_said(come)] if come else map(_size_said, known)
-        if least := self.min_counts.get(group, 0) or max(sizes, default=0):
+        sizes = [self._sizes.get(group, 0), _size_said(come)] if come else map(_size_said, known)
+        self._sizes[group] = size = max(sizes, default=0)
+        least = self.min_counts.get(group, 0) or size
+        if finished := self._finished.get(group):
+            controllers = {pod.controller for pod in self._members.get(group, {}).values()}
+            least -= sum(controller in controllers for controller in finished.values())
+        if least > 0:
             self._leasts[group] = least
         else:
             self._leasts.pop(group, None)
+        if not size:
+            del self._sizes[group]
+
+    def see_finished(self, uid: str, before: FinishedMember | None, now: FinishedMember | None) -> None:
+        """A pod of a group has succeeded, or is gone after that. It counts for other pods of the same controller."""
+        for record, is_there in ((before, False), (now, True)):
+            if record and is_there:
+                self._finished[record.group][uid] = record.controller
+            elif record:
+                self._finished[record.group].pop(uid, None)
+            if record:
+                self._count_group(record.group)
+                if not self._finished[record.group]:
+                    del self._finished[record.group]
+        self.needs_changed()
 
     def end_departed(self, now: float) -> None:
         """Free the cores that were kept until ``now`` for pods that were deleted while they ran."""

@@ -21,9 +21,10 @@ from neuron_plugin.allocation import (
 from neuron_plugin.allocation.rejection import UNKNOWN_NODE
 from neuron_plugin.cluster.nodes import neuron_node
 from neuron_plugin.cluster.objects import NODES
-from neuron_plugin.cluster.pods import PODS, PodUse, neuron_pod
+from neuron_plugin.cluster.pods import PODS, neuron_pod
+from neuron_plugin.placement.claims import Shown
 from neuron_plugin.placement.extender.filter import Filtered, filter_nodes, score_nodes
-from neuron_plugin.placement.informers import keep_pod
+from neuron_plugin.placement.informers import keep_pod, show_pod
 from neuron_plugin.placement.state import ClusterState
 from neuron_plugin.placement.storage import ALWAYS, STORAGE
 from neuron_plugin.simulation.api_server_kinds import KINDS
@@ -42,7 +43,7 @@ class World:
 
     def __init__(self, version: int = 0, **settings: Any) -> None:
         self.state = ClusterState(version, product_names(TYPES), **settings)
-        self._others: dict[str, PodUse] = {}
+        self._shown: dict[str, Shown] = {}
         self._kept: dict[str, object] = {}
 
     def node(self, name: str, instance_type: str, **described: Any) -> None:
@@ -77,25 +78,18 @@ class World:
 
     def show(self, manifest: Mapping[str, Any], **status: str) -> None:
         """The watch shows a pod."""
-        record = _kept(msgspec.json.encode({**manifest, "status": status or manifest.get("status", {})}))
-        uid = manifest["metadata"]["uid"]
-        if isinstance(record, PodUse) or uid in self._others:
-            after = record if isinstance(record, PodUse) else None
-            self.state.put_other(uid, self._others.pop(uid, None), after)
-            if after:
-                self._others[uid] = after
-        elif record is None:
-            self.state.remove_pod(PodUid(uid))
-        else:
-            self.state.put_pod(record)
+        self._show(manifest, _kept(msgspec.json.encode({**manifest, "status": status or manifest.get("status", {})})))
 
     def gone(self, manifest: Mapping[str, Any]) -> None:
         """The watch shows a pod deleted."""
+        self._show(manifest, None)
+
+    def _show(self, manifest: Mapping[str, Any], record: Shown) -> None:
         uid = manifest["metadata"]["uid"]
-        if uid in self._others:
-            self.state.put_other(uid, self._others.pop(uid), None)
-        else:
-            self.state.remove_pod(PodUid(uid))
+        before = self._shown.pop(uid, None) or self.state.pods.get(uid)
+        show_pod(self.state, uid, before, record)
+        if record is not None:
+            self._shown[uid] = record
 
     def held(self, name: str, node: str, resource: Resource, ids: str, **described: Any) -> dict[str, Any]:
         """A pod is bound and says which ids it was given."""
@@ -127,7 +121,7 @@ class World:
 
 
 @lru_cache(4096)
-def _kept(encoded: bytes) -> NeuronPod | PodUse | None:
+def _kept(encoded: bytes) -> Shown:
     return keep_pod(PODS.decode(encoded))
 
 

@@ -57,6 +57,25 @@ async def test_a_group_is_placed_beside_a_job_that_keeps_it_out_of_another_domai
     assert sorted(gated.place(f"second-{number}") for number in range(2)) == ["b", "c"]
 
 
+async def test_a_lost_pod_of_a_job_is_placed_again_once_the_others_have_succeeded(gated: GatesBench) -> None:
+    for name in ("a", "b", "c"):
+        gated.node(name)
+    for number in range(3):
+        gated.pod(f"worker-{number}", NEURON, 16, group="job", size=3, owner="Job/train")
+    await gated.place_all()
+    for number in range(2):
+        gated.server.set_pod_status("default", f"worker-{number}", {"phase": "Succeeded"})
+    gated.server.delete_pod("default", "worker-2", grace_seconds=0)
+    gated.pod("worker-2-again", NEURON, 16, group="job", size=3, owner="Job/train")
+    await gated.place_all()
+    assert gated.place("worker-2-again")
+
+    gated.server.set_pod_status("default", "worker-2-again", {"phase": "Succeeded"})
+    gated.pod("other-0", NEURON, 16, group="job", size=3, owner="Job/next")
+    await gated.place_all()
+    assert not gated.place("other-0"), "a later Job of the same group is another run of it"
+
+
 async def test_a_group_is_placed_as_a_whole(gated: GatesBench) -> None:
     gated.node("a")
     for number in range(3):
