@@ -76,7 +76,7 @@ def group_member(
     exclusive = annotations.get(LWS_EXCLUSIVE, "") if is_replica(group) else ""
     if texts.get(f"{_JOBSET}global-replicas", "") == "1":
         exclusive = annotations.get(JOBSET_EXCLUSIVE, "")  # each Job has a domain of its own
-    leads |= owner_kind == "StatefulSet" and labels.get(_POD_INDEX) == "0"
+    leads |= owner_kind == "StatefulSet" and f"{_LWS}worker-index" not in labels  # each may wait for the one before it
     wish = topology_wish(annotations)
     readable, unreadable = (NO_WISH, wish) if isinstance(wish, Rejection) else (wish, None)
     text = annotations.get(SPARES_KEY, "").strip()

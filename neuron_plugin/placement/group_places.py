@@ -54,11 +54,11 @@ class GroupPlaces:
         """By group that found too few whole nodes: when to look for spare nodes again."""
 
     def take_over(self, record: ReserveRecord) -> None:
-        """Go on keeping a place that the last leader has kept."""
-        lasts = self._context.unix_seconds() < record.at + self._context.times.reserve or record.is_spare
-        waits = not record.is_for_pod or record.uid in self._state.gated
-        if lasts and waits and self._state.members_of(record.group_name):
-            self._groups.setdefault(record.group_name, record.at)
+        """Go on keeping a place that the last leader has kept; when the group came on last is not known."""
+        is_for_pod, waits = record.is_for_pod, record.uid in self._state.gated
+        may_come = waits if is_for_pod else self._may_come(record.group_name, record.at)
+        if may_come:
+            self._come_on(record.group_name)
             self._keep(record)
 
     async def tend(self) -> None:

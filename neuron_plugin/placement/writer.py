@@ -191,10 +191,17 @@ class Writer:
         self._on_its_way[node] = pod.uid, now
         return True
 
-    async def withdraw(self, pod: NeuronPod, *, read_first: bool = False) -> Attempt:
+    async def withdraw(
+        self,
+        pod: NeuronPod,
+        write: Callable[[NeuronPod], ApiRequest] = writes.withdraw,
+        *,
+        read_first: bool = False,
+    ) -> Attempt:
         """Take a placement off a pod that is not bound, after freeing the allocations of its claims.
 
-        ``read_first``: the pod is no longer gated, so its version differs from the one that was seen.
+        ``write`` is what does so on the pod as it was read. ``read_first``: the pod is no longer gated, so its version
+        differs from the one that was seen.
         """
         times = self._context.times
         try:
@@ -208,7 +215,7 @@ class Writer:
                 await self.claims.free(pod, timeout_seconds=times.write / 2)
         except ClusterError as error:
             return attempt_of(error)
-        return await self.send(writes.withdraw(pod))
+        return await self.send(write(pod))
 
     def _check(self) -> None:
         if why_not := self._context.why_not_write():
@@ -283,7 +290,7 @@ class Writer:
                 return None
             raise
         current = PODS.decode(answer)
-        return neuron_pod(current) if current.uid == pod.uid else None
+        return replace(neuron_pod(current), version=current.resource_version) if current.uid == pod.uid else None
 
     def _is_due(self, assumed: AssumedPod) -> bool:
         """Whether so much time has passed that the watch should have shown this pod, and has not."""

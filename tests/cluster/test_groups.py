@@ -94,6 +94,7 @@ def test_pods_that_serve_one_by_one_are_no_group(mode: str) -> None:
         ({f"{LWS}worker-index": "0"}, "StatefulSet", True),
         ({f"{LWS}worker-index": "1"}, "StatefulSet", False),
         ({POD_INDEX: "0"}, "StatefulSet", True),
+        ({POD_INDEX: "1"}, "StatefulSet", True),  # it may be made once pod 0 is ready, and pod 2 once it is
         ({POD_INDEX: "0"}, "Job", False),
         ({INDEX: "0"}, "Job", False),
         ({INDEX: "0", "alpha.jobset.sigs.k8s.io/exclusive-topology": "rack"}, "Job", True),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -25,6 +25,7 @@ from neuron_plugin.cluster.pods import PODS
 from neuron_plugin.cluster.writes import evict_pod
 from neuron_plugin.placement.context import PAUSE_FACTOR, Context
 from neuron_plugin.placement.events import gist, say_waiting
+from neuron_plugin.placement.gates import writes
 from neuron_plugin.placement.gates.placer import Placer
 from neuron_plugin.placement.writer import Writer
 from neuron_plugin.planning import Judgement, Scene, judge_all
@@ -192,36 +193,38 @@ class Upkeep:
             if pod := self._state.pods.get(uid):
                 self._withdrawn.add(uid)
                 reason = "its node is gone" if uid in gone else "it cannot have its devices any more"
-                if pod.rules.claim_driver and not pod.gated:
-                    note = f"The pod cannot run on node {pod.promised}, where its claims are allocated: {reason}."
-                    await self._take_back(pod, reason, note)
-                else:
-                    await self._withdraw(pod, reason)
+                note = f"The pod cannot run on node {pod.promised} as it was placed: {reason}."
+                await (self._withdraw(pod, reason) if pod.gated else self._take_back(pod, reason, note))
 
-    async def _withdraw(self, pod: NeuronPod, reason: str) -> str:
-        """Take a placement off a pod that is not bound; gives its version after that, empty if it was not done."""
-        attempt = await self._writer.withdraw(pod, read_first=True)
+    async def _withdraw(
+        self, pod: NeuronPod, reason: str, write: Callable[[NeuronPod], ApiRequest] = writes.withdraw
+    ) -> bool:
+        """Take a placement off a pod that is not bound; whether it was done."""
+        attempt = await self._writer.withdraw(pod, write, read_first=True)
         fields = {"pod": str(pod.reference), "uid": pod.uid, "node": pod.promised}
         if not attempt.done:
             if attempt.error:
                 _log.info("placement not withdrawn", extra={**fields, "error": str(attempt.error)})
                 self._withdrawn.discard(pod.uid)
-            return ""
+            return False
         _log.warning("placement withdrawn", extra={**fields, "reason": reason})
-        return PODS.decode(attempt.body).resource_version
+        return True
 
     async def _take_back_stuck(self) -> None:
-        """Take back the pods whose scheduler has not found their node good for a while."""
+        """Take back the pods whose scheduler has not found their node good for a while.
+
+        Claims that were freed for a pod which was not deleted then are no promise any more.
+        """
         now, times = self._context.clock.now(), self._context.times
-        stuck = {
-            pod.uid: pod for pod in self._state.pods.values() if pod.unschedulable and pod.promised and not pod.gated
-        }
+        refused = (pod for pod in self._state.pods.values() if pod.unschedulable and not pod.gated)
+        stuck = {pod.uid: pod for pod in refused if pod.promised or pod.rules.claim_driver}
         self._stuck_since = {uid: self._stuck_since.get(uid, now) for uid in stuck}
         for uid, since in list(self._stuck_since.items()):
             if now - since < times.stuck:
                 continue
             pod = stuck[uid]
-            note = f"The scheduler did not find node {pod.promised} good for the pod: see its condition PodScheduled."
+            where = f"node {pod.promised}" if pod.promised else "its node"
+            note = f"The scheduler did not find {where} good for the pod: see its condition PodScheduled."
             if await self._take_back(pod, "its scheduler does not find the node good", note):
                 self._state.avoid(pod.owner, pod.promised, now + times.avoid)
                 self._stuck_since[uid] = now + times.avoid  # one that keeps its claims is told again then
@@ -233,13 +236,12 @@ class Upkeep:
         plugin there may give it others. Claims it keeps: no scheduler would allocate them again, so without them it
         could not run even when what is in its way has gone.
         """
-        is_made_again = await self._is_made_again(pod)
-        if is_made_again or not pod.rules.claim_driver:
-            version = await self._withdraw(pod, reason)
-            if not version:
+        if await self._is_made_again(pod):
+            if not await self._withdraw(pod, reason, _deletion):
                 return False
-            if is_made_again:
-                await self._delete(pod, version)
+        elif not pod.rules.claim_driver:
+            if not await self._withdraw(pod, reason):
+                return False
         else:
             note += " It keeps its claims. Delete it to have them allocated elsewhere."
         await self._context.report(pod.reference, EventReason.PLACEMENT_FAILED, note)
@@ -259,16 +261,14 @@ class Upkeep:
         except (ClusterError, msgspec.MsgspecError):
             return False
 
-    async def _delete(self, pod: NeuronPod, version: str) -> None:
-        """Delete a pod as it was read; of a Job by an eviction, which its failure policy knows."""
-        reference = pod.reference
-        request = evict_pod(namespace=reference.namespace, name=reference.name, uid=pod.uid, version=version)
-        if pod.controller.startswith(_MADE_AGAIN):
-            options: JsonObject = {"preconditions": {"uid": pod.uid, "resourceVersion": version}}
-            request = ApiRequest("DELETE", PODS.item(reference.name, reference.namespace), body=options)
-        attempt = await self._writer.send(request, timeout_seconds=self._context.times.request)
-        if not attempt.done:
-            _log.info("pod not taken back", extra={"pod": str(reference), "uid": pod.uid, "error": str(attempt.error)})
+
+def _deletion(pod: NeuronPod) -> ApiRequest:
+    """Delete a pod as it was read; of a Job by an eviction, which its failure policy knows."""
+    reference = pod.reference
+    if not pod.controller.startswith(_MADE_AGAIN):
+        return evict_pod(namespace=reference.namespace, name=reference.name, uid=pod.uid, version=pod.version)
+    options: JsonObject = {"preconditions": {"uid": pod.uid, "resourceVersion": pod.version}}
+    return ApiRequest("DELETE", PODS.item(reference.name, reference.namespace), body=options)
 
 
 class _OnCondition(msgspec.Struct):

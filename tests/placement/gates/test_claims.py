@@ -515,8 +515,23 @@ async def test_a_released_pod_that_nobody_makes_again_keeps_its_claims_and_is_to
         await bench.look(after=1)
     ((reason, note),) = bench.events("train")
     assert reason == EventReason.PLACEMENT_FAILED
-    assert "where its claims are allocated" in note
+    assert "It keeps its claims" in note
     assert (bench.devices("c"), bench.place("train")) == ([device], "a")
+
+
+async def test_a_pod_that_could_not_be_deleted_after_its_claim_was_freed_is_deleted_later(bench: ClaimsBench) -> None:
+    bench.claim("c")
+    bench.claiming("train", "c", owner="ReplicaSet/train")
+    await bench.step()
+    bench.server.delete_node("a")
+    bench.state.remove_node("a", bench.state.nodes["a"].node.uid)
+    bench.server.fail(Fault(Match(method="DELETE", path="/pods/train$"), status=409))  # its scheduler wrote on it
+    await bench.look()
+    assert (bench.devices("c"), len(bench.server.objects(PODS))) == ([], 1)
+    bench.unschedulable("train")
+    for _ in range(2):
+        await bench.look(after=TIMES.stuck)
+    assert not bench.server.objects(PODS)
 
 
 async def test_a_stuck_pod_that_nobody_makes_again_keeps_its_claims_and_is_told_now_and_then(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from neuron_plugin.allocation.event_reasons import EventReason
@@ -121,6 +122,7 @@ def two_workers(gated: GatesBench) -> list[str]:
 async def leading(gated: GatesBench, holder: str) -> GatesBench:
     """A process of this name leads, and knows what the watches show."""
     other = GatesBench(gated.server, gated.api, None, holder)
+    other.now, other.created = gated.now, gated.created
     for node in gated.server.objects(NODES):
         other.world.show_node(node)
     other.sync()
@@ -270,11 +272,11 @@ def worker_set(size: int, workers: AnyJson, *, replicas: int = 1) -> AnyJson:
     return {"metadata": {"name": "serve"}, "spec": {"replicas": replicas, "leaderWorkerTemplate": template}}
 
 
-def lws(index: int, replica: int = 0) -> AnyJson:
+def lws(index: int, replica: int = 0, size: int = 3) -> AnyJson:
     """What LeaderWorkerSet writes on the pods of a replica."""
     prefix = "leaderworkerset.sigs.k8s.io/"
     labels = {f"{prefix}name": "serve", f"{prefix}group-index": str(replica), f"{prefix}worker-index": str(index)}
-    return {"labels": labels, "annotations": {f"{prefix}size": "3"}}
+    return {"labels": labels, "annotations": {f"{prefix}size": str(size)}}
 
 
 async def test_a_worker_gets_its_place_back_though_its_group_spans_replicas_and_another_one_waits(
@@ -521,6 +523,32 @@ async def test_a_group_that_is_made_again_gets_its_places_back(gated: GatesBench
     assert {name: (gated.place(name), gated.annotations(name)["NEURON_DEVS"]) for name in names} == before
 
 
+async def test_a_replica_whose_pods_are_all_gone_gets_its_places_back_from_the_next_leader(gated: GatesBench) -> None:
+    workers = {"containers": [container("main", NEURON, 8)]}
+    gated.server.create(LEADER_WORKER_SETS, worker_set(2, workers), "default")
+    gated.node("a")
+    names = ["serve-0", "serve-0-1"]
+    first = await leading(gated, "one")
+    for index, name in enumerate(names):
+        gated.pod(name, NEURON, 8, **lws(index, size=2))
+    await first.place_all()
+    for name in names:
+        first.bind(name, "a")
+    await first.step()
+    for name in names:
+        gated.server.delete_pod("default", name, grace_seconds=0)
+    await first.step()
+    await first.room.tend()
+    second = await leading(gated, "two")
+    await second.room.tend()
+    gated.pod("greedy", NEURON, 8)
+    await second.place_all()
+    for index, name in enumerate(names):
+        gated.pod(name, NEURON, 8, **lws(index, size=2))
+    await second.place_all()
+    assert [second.place(name) for name in ("greedy", *names)] == ["", "a", "a"]
+
+
 async def test_no_place_is_kept_for_a_rank_that_another_pod_has_by_now(gated: GatesBench) -> None:
     """A pod on a lost node ends long after its replacement was placed elsewhere."""
     for name in ("a", "b"):
@@ -699,3 +727,46 @@ async def test_a_spare_node_is_lent_to_pods_that_may_be_moved_where_they_fit_now
     await gated.place_all()
     assert [gated.place(name) for name in ("urgent", "nobody-s", "stays", "lent")] == ["", "", "", before["spare"]]
     assert "default/ring#spare.1" in gated.state.reserved, "it is lent, and kept still"
+
+
+async def test_the_places_of_a_group_last_under_the_next_leader_from_when_it_came_on(gated: GatesBench) -> None:
+    workers = {"containers": [container("main", NEURON, 16)]}
+    gated.server.create(LEADER_WORKER_SETS, worker_set(2, workers), "default")
+    first = await leading(gated, "one")
+    for name in ("a", "b"):
+        first.node(name)
+    first.pod("serve-0", NEURON, 16, **lws(0, size=2))
+    for _ in range(3):
+        await first.step(after=TIMES.leader)
+    await first.step(after=TIMES.reserve - 60)
+    first.bind("serve-0", first.place("serve-0"))
+    await first.step(after=120)
+    await first.room.tend()
+    second = await leading(first, "two")
+    await second.room.tend()
+    second.pod("greedy", NEURON, 16)
+    await second.place_all()
+    second.pod("serve-0-1", NEURON, 16, **lws(1, size=2))
+    await second.place_all()
+    assert (second.place("greedy"), bool(second.place("serve-0-1"))) == ("", True)
+
+
+async def test_pods_of_a_statefulset_that_come_one_by_one_are_placed_where_all_fit(gated: GatesBench) -> None:
+    """By default each of its pods is made once the one before is ready."""
+    body = msgspec.json.encode({"spec": {"replicas": 3}})
+    gated.server.fail(Fault(Match(method="GET", path="/statefulsets/db$"), body=body))
+    gated.node("a")
+    for index in range(3):
+        number = {"apps.kubernetes.io/pod-index": str(index)}
+        gated.pod(f"db-{index}", NEURON, 4, group="db", size=3, labels=number, owner="StatefulSet/db")
+        for _ in range(3):
+            await gated.step(after=TIMES.leader)
+        assert gated.place(f"db-{index}") == "a"
+        assert gated.annotations(f"db-{index}")["neuron-plugin.io/rank"] == str(index)
+        gated.bind(f"db-{index}", "a")
+        if index == 0:
+            gated.pod("greedy", NEURON, 8)
+    await gated.room.tend()
+    assert not gated.state.reserved
+    await gated.place_all()
+    assert gated.place("greedy") == ""

@@ -314,6 +314,26 @@ async def test_a_promise_on_a_node_that_is_gone_is_taken_off(gated: GatesBench) 
     assert gated.place("train") == ""
 
 
+@pytest.mark.parametrize("lost", ["its node", "a device"])
+async def test_a_pod_that_is_made_again_is_deleted_if_it_loses_its_place_before_it_is_bound(
+    gated: GatesBench, lost: str
+) -> None:
+    """Its affinity binds it to the node for good, and maybe nothing of it is free there, or it never comes back."""
+    gated.node("a")
+    gated.pod("train", NEURON, 16, owner="ReplicaSet/web")
+    await gated.step()
+    if lost == "its node":
+        gated.server.delete_node("a")
+        gated.state.remove_node("a", gated.state.nodes["a"].node.uid)
+    else:
+        gated.node("a", unhealthy={3: "ECC"})
+    gated.server.fail(Fault(Match(method="DELETE", path="/pods/train$"), status=409))  # its scheduler wrote on it
+    await gated.look()
+    assert gated.place("train") == "a"
+    await gated.look()
+    assert not is_there(gated, "train")
+
+
 async def placed_and_stuck(gated: GatesBench, owner: str) -> None:
     gated.node("a")
     gated.pod("train", owner=owner)
