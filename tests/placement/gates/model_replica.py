@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
+from neuron_plugin.allocation import NeuronPod
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster import ApiRequest, LeaseName
 from neuron_plugin.cluster.api import Response
@@ -58,6 +59,18 @@ WATCHED = (SERVED_NODES, SERVED_PODS, SERVED_CLAIMS, CLAIMS, VOLUMES, STORAGE_CL
 KEPT = {kind.kind: kind.plural for kind in WATCHED[3:]}
 
 
+class WatchedPlacer(Placer):
+    """A placer whose pods that are handed over are looked at when that is decided."""
+
+    def __init__(self, replica: Replica, context: Context, writer: Writer, room: Room, checks: GroupChecks) -> None:
+        super().__init__(context, writer, room, checks)
+        self._replica = replica
+
+    def release_plainly(self, pod: NeuronPod, reason: str) -> None:
+        self._replica.model.lookout.handed_over(self._replica, pod)
+        super().release_plainly(pod, reason)
+
+
 class Replica:
     """One controller, and what it has seen of the server."""
 
@@ -101,7 +114,7 @@ class Replica:
         lease = LeaseName("kube-system", LEASE, str(self.number))
         self.room = Room(context, self.writer, lease=lease, evictions_per_minute=100)
         self.group_checks = GroupChecks(context, self.writer, model.checks.settings, NAMESPACE)
-        self.placer = Placer(context, self.writer, self.room, self.group_checks)
+        self.placer = WatchedPlacer(self, context, self.writer, self.room, self.group_checks)
         self.upkeep = Upkeep(context, self.writer, self.placer, release_when_full=model.lookout.release_when_full)
         self.planner = Planner(context, self.room, rules=MoveRules(), after_seconds=2.0, makes_moves=True)
         self.leads = Leads(context, self.writer)

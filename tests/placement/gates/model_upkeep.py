@@ -13,7 +13,7 @@ import msgspec
 
 from neuron_plugin.allocation import NeuronPod, Rejection, Resource
 from neuron_plugin.allocation.event_reasons import EventReason
-from neuron_plugin.allocation.keys import GATE, NODE_KEY, RELEASED_KEY
+from neuron_plugin.allocation.keys import GATE, RELEASED_KEY
 from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.cluster.api import Response
 from neuron_plugin.cluster.pods import PodUse
@@ -43,7 +43,6 @@ class Lookout(Part):
         super().__init__(model)
         self.release_when_full = (None, "auto", 5.0)[seed % 3]
         self.has_autoscaler = seed % 2 == 1
-        self.open_since: dict[str, float] = {}
         self.taken_back = 0
         self.avoided: dict[tuple[Replica, int, str, str], float] = {}
         """By replica, its term, owner and node: since when pods of the owner keep off."""
@@ -72,34 +71,22 @@ class Lookout(Part):
         """Whether a plugin of the scheduler that nobody else knows keeps a pod off a node."""
         return name in {"b", "d"} and number_of(pod["metadata"]["name"]) % 3 == 0
 
-    def tick(self) -> None:
-        """Remember since when the leader sees each node open: it may have decided a moment before it sends."""
-        nodes = self.model.leader.state.nodes if self.model.leader else {}
-        is_open = [name for name, info in nodes.items() if not isinstance(info.capacity, Rejection)]
-        self.open_since = {name: self.open_since.get(name, self.model.now) for name in is_open}
-
     # What is let go without a node.
 
     def sent(self, replica: Replica, request: ApiRequest) -> None:
+        if request.method == "POST" and request.path.startswith(EVENTS.group):
+            self.note_avoided(replica, request.body or {})
+
+    def handed_over(self, replica: Replica, pod: NeuronPod) -> None:
         """A pod is handed over without any word about its node only where no open node has enough by count.
 
         Those that its scheduler has not found good lately do not count.
         """
-        body: Any = request.body or {}
-        if request.method == "POST" and request.path.startswith(EVENTS.group):
-            self.note_avoided(replica, body)
-        if request.method != "PATCH" or "schedulingGates" not in body.get("spec", {}):
-            return
-        said, uid = body["metadata"].get("annotations") or {}, body["metadata"]["uid"]
-        pod = replica.state.pods.get(uid)
-        if pod is None or said.get(NODE_KEY) or said.get(RELEASED_KEY) or not pod.requests:
-            return
         assert self.release_when_full == 5.0 or (self.release_when_full == "auto" and self.has_autoscaler)
         open_nodes = [
             name
             for name, info in replica.state.nodes.items()
             if not isinstance(info.capacity, Rejection)
-            and self.model.now - self.open_since.get(name, self.model.now) > TIMES.full
             and name not in replica.state.avoided.get(pod.owner, {})
             and self.has_enough(replica, pod, name)
         ]
