@@ -185,7 +185,10 @@ class Upkeep:
     # Pods that were placed.
 
     async def _withdraw_void(self) -> None:
-        """Take promises off that cannot be kept. The pod stays on its node, and the plugin chooses there."""
+        """Take promises off that cannot be kept.
+
+        A pod that is made again is deleted. Any other stays bound to its node, and the plugin chooses there.
+        """
         void = {pod.uid for info in list(self._state.nodes.values()) for pod in info.void}
         gone = {pod.uid for pod in self._state.pods.values() if pod.promised and pod.promised not in self._state.nodes}
         self._withdrawn &= void | gone
