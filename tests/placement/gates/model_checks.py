@@ -210,9 +210,10 @@ class Checks(Part):
         Or it is not repaired yet, could not be checked, or had pods when checks began. A group keeps off a node where
         its check has failed.
         """
-        if pod.group:
+        if pod.group:  # a new leader counts from when the check's pod was made
             since = self.model.now - self.bad.get((pod.group[1], node), float("-inf"))
-            assert since >= self.settings.retry, f"{pod.reference} goes where the check of its group has failed"
+            spell = self.settings.retry - self.settings.timeout
+            assert since >= spell, f"{pod.reference} goes where the check of its group has failed"
         manifest = replica.nodes[node]
         record = read_preflight(manifest["metadata"]["annotations"].get(PREFLIGHT_KEY, ""))
         if not self.scope.namespace or node == "claims" or node in self.model.too_late or is_sick(manifest):

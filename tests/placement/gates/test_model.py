@@ -15,7 +15,7 @@ from neuron_plugin.allocation.keys import GATE, NODE_KEY
 from tests.placement.gates.model import Model
 from tests.placement.gates.model_users import GROUP, RING, gates_of
 
-STEPS = int(os.environ.get("GATES_STEPS", "2500"))
+STEPS = int(os.environ.get("GATES_STEPS", "1200"))
 SEEDS = 8
 
 
