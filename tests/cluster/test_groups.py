@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 
 from neuron_plugin.allocation.group import GroupMember
 from neuron_plugin.allocation.keys import NODE_KEY, RANK_KEY
 from neuron_plugin.cluster.groups import group_member
+from neuron_plugin.cluster.pods import PODS, FinishedMember, finished_member
+from tests.support.manifests import pod_manifest
 
 INDEX, POD_INDEX = "batch.kubernetes.io/job-completion-index", "apps.kubernetes.io/pod-index"
 LWS, KUEUE, KUBEFLOW = "leaderworkerset.sigs.k8s.io/", "kueue.x-k8s.io/", "training.kubeflow.org/"
@@ -103,3 +108,25 @@ def test_pods_that_serve_one_by_one_are_no_group(mode: str) -> None:
 )
 def test_who_is_made_before_the_others_of_its_group(says: dict[str, str], owner: str, *, leads: bool) -> None:
     assert member(OWN_GROUP | says, owner).leads is leads
+
+
+@pytest.mark.parametrize(
+    ("changed", "counts"),
+    [
+        ({}, True),
+        ({"status": {"phase": "Failed"}}, False),
+        ({"metadata": {"deletionTimestamp": "2026-11-30T12:00:00Z"}}, False),
+        ({"metadata": {"ownerReferences": []}}, False),
+        ({"metadata": {"annotations": {}}}, False),
+    ],
+    ids=["succeeded", "failed", "being deleted", "made by nothing", "of no group"],
+)
+def test_a_pod_that_has_succeeded_counts_for_its_group(changed: dict[str, dict[str, Any]], *, counts: bool) -> None:
+    owner = {"kind": "Job", "name": "train", "uid": "job", "apiVersion": "batch/v1", "controller": True}
+    group = {"neuron-plugin.io/group": "g", "neuron-plugin.io/group-size": "3"}
+    manifest = pod_manifest("worker", annotations=group) | {"status": {"phase": "Succeeded"}}
+    manifest["metadata"]["ownerReferences"] = [owner]
+    for part, values in changed.items():
+        manifest[part] |= values
+    found = finished_member(PODS.decode(msgspec.json.encode(manifest)))
+    assert found == (FinishedMember(("default", "g"), "Job/train") if counts else None)
