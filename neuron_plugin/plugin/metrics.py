@@ -150,14 +150,15 @@ def snapshot_samples(snapshot: Snapshot, resources: Sequence[Resource]) -> dict[
     inventory, inputs = snapshot.inventory, snapshot.inputs
     geometry = inventory.geometry
     allocated: Counter[tuple[str, ...]] = Counter()
-    core_holders: dict[tuple[str, ...], float] = {}
+    holders: dict[int, tuple[str, str, str]] = {}
+    """By core, one container: two series of one core would break every join with it."""
     size = geometry.cores_per_device
     for allocation in snapshot.counted_once:
         container = (allocation.pod.namespace, allocation.pod.name, allocation.user)
         allocated[*container, allocation.resource.value] += len(
             geometry.ids_of(allocation.resource.unit, allocation.mask)
         )
-        core_holders |= {(str(core), str(core // size), *container): 1 for core in cores_in(allocation.mask)}
+        holders |= dict.fromkeys(cores_in(allocation.mask), container)
     return {
         "info": {(__version__, inventory.driver_version, inventory.device_name, geometry.instance_type): 1},
         "devices": _devices(snapshot, resources),
@@ -165,7 +166,7 @@ def snapshot_samples(snapshot: Snapshot, resources: Sequence[Resource]) -> dict[
         "device_disabled": {(str(device),): device in inventory.disabled for device in inventory.listed},
         "allocated_pods": {(): len(snapshot.ledger.by_pod)},
         "allocated": allocated,
-        "core_holder": core_holders,
+        "core_holder": {(str(core), str(core // size), *container): 1 for core, container in holders.items()},
         "unconfirmed_allocations": {(): len(inputs.pending)},
         "cooling_down_cores": {(): inputs.held_down_mask.bit_count()},
         "waiting_assignments": {(): len(snapshot.waiting)},

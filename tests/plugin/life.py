@@ -664,7 +664,7 @@ class Life(AnyLife):
             await self.calm(70)
         if self.mode.cluster:
             self._disable({self.chance.randrange(self.mode.geometry.device_count)})
-            await asyncio.sleep(10)
+            await self.calm(70)  # a watch that the server has refused again and again waits for up to 30 s and more
         self.seen["rest"] += 1
         snapshot = self.plugin.node.snapshot if self.plugin else None
         assert snapshot is not None

@@ -76,7 +76,8 @@ def check_node(api: LifeApi, daemon: NodeDaemon, snapshot: Snapshot) -> None:
     annotations = api.get(NODES, NODE)["metadata"]["annotations"]
     if read_inventory(annotations[INVENTORY_KEY]) != snapshot.published_inventory:
         raise Violation(f"the Node says {annotations[INVENTORY_KEY]}, and there is {snapshot.published_inventory}")
-    wanted = parse_ids(annotations[DISABLE_KEY]) if annotations.get(DISABLE_KEY) else ()
+    there = range(snapshot.inventory.geometry.device_count)  # what is not there is named in an event
+    wanted = set(parse_ids(annotations[DISABLE_KEY])) & set(there) if annotations.get(DISABLE_KEY) else set[int]()
     if tuple(sorted(wanted)) != snapshot.inventory.disabled:
         raise Violation(f"{wanted} are to be disabled, and {snapshot.inventory.disabled} are")
     holders = [lease["spec"].get("holderIdentity") for lease in api.objects(LEASES)]

@@ -326,6 +326,8 @@ SHOWN = rows(f"""
         a init:2 app:1 | b app:core:1 | has a/init=0,1 a=1 b=core:5 =>
         core_holder 0,0,default,a,init=1 1,0,default,a,init=1 2,1,default,a,app=1 3,1,default,a,app=1
         5,2,default,b,app=1
+    a core that two pods have, as after a change of the LNC, is one series all the same:
+        a app:core:1 | b app:core:1 | has a=core:5 b=core:5 => core_holder 5,2,default,b,app=1
     waiting assignments: a app:1=0 | b app:1=1 => waiting_assignments =2
     the source of allocations: trn1 => checkpoint_readable =1; unconfirmed_allocations =0; cooling_down_cores =0
     whether a device is healthy, and whether it is disabled:

@@ -57,6 +57,8 @@ CLOSING = 0.5
 MOST_BEHIND = 100
 """Changes that a watch may be behind before all are seen at once: else it would be further behind with each step."""
 UNTANGLED = 20
+REST, LONGEST_REST = 60, 70
+"""Seconds in which all comes to rest, the last ten only if a pod that fits waits until then: things change for ever."""
 OFTEN = {"device hours": 0.1, "events": 0.1}
 """How likely a leader begins one of its jobs where it is at work; 0.4 of the others."""
 ENDED = ("Failed", "Succeeded")
@@ -100,6 +102,8 @@ class Model:
         self.most_pods = 40
         self.away: set[str] = set()
         """Nodes whose plugin is away."""
+        self.binding: dict[str, str] = {}
+        """Pods that the scheduler has assumed on a node while the extender binds them."""
         self.lead(self.replicas[0])
 
     def unix_ns(self) -> int:
@@ -161,9 +165,11 @@ class Model:
         self.chosen(replica, before, filtered=True)
         if passed := answer.get("NodeNames"):
             reference = PodReference(PodUid(metadata["uid"]), "default", metadata["name"])
-            bind: asyncio.Task[object] = asyncio.create_task(replica.binder.bind(reference, self.chance.choice(passed)))
+            node = self.binding[reference.name] = self.chance.choice(passed)
+            bind: asyncio.Task[object] = asyncio.create_task(replica.binder.bind(reference, node))
             replica.binds.add(bind)
             bind.add_done_callback(replica.binds.discard)
+            bind.add_done_callback(lambda _: self.binding.pop(reference.name, None))
 
     def allocate(self, name: str) -> None:
         """What the plugin does when a pod comes: one without devices, or whose devices another has, gets others."""
@@ -495,6 +501,15 @@ class Model:
         for violation in self.violations:
             raise violation
 
+    def fit_and_wait(self, replica: Replica) -> Iterator[str]:
+        """Pods without a group that our gate alone holds back although they fit."""
+        for name, pod in self.pods.items():
+            waiting = replica.state.pods.get(PodUid(pod["metadata"]["uid"]))
+            if waiting and gates_of(pod) == {GATE} and not waiting.group and waiting.uid not in replica.state.assumed:
+                best = replica.state.scene().best(waiting)
+                if best and not replica.state.refusal(waiting):
+                    yield f"{name} fits {best} and waits"
+
     async def settle(self) -> None:
         """Nothing goes wrong any more, and time passes."""
         self.away.clear()
@@ -509,7 +524,9 @@ class Model:
         self.lead(replica)
         self.now = max(self.now, self.leads_from) + LANDING
         self.land_late()
-        for second in range(60):
+        for second in range(LONGEST_REST):
+            if second >= REST and not any(self.fit_and_wait(replica)):
+                break
             self.now += 1.0
             replica.follow()
             if replica.ready.why_not:

@@ -199,10 +199,13 @@ class Checks(Part):
         if annotations.get(PREFLIGHT_KEY) != "group" or group in self.started or not annotations.get(NODE_KEY):
             return
         self.started.add(group)
-        was_long = self.model.now - self.begun.get(group, self.model.now) >= self.settings.timeout
-        could_not = (group in self.unable or was_long) and not self.is_closed
         spot, good = spot_of(pod), self.good[group]
-        assert could_not or spot in good, f"group {group} starts unchecked at {spot}, and not at {good}"
+        assert self.could_not_run(group) or spot in good, f"group {group} starts unchecked at {spot}, and not at {good}"
+
+    def could_not_run(self, group: str) -> bool:
+        """Whether a group's check may count as one that cannot run: what has failed in it says nothing then."""
+        was_long = self.model.now - self.begun.get(group, self.model.now) >= self.settings.timeout
+        return (group in self.unable or was_long) and not self.is_closed
 
     def chosen(self, replica: Replica, pod: NeuronPod, node: str) -> None:
         """A node that takes a pod has passed its check since its boot and its last repair, as far as one can see.
@@ -210,10 +213,9 @@ class Checks(Part):
         Or it is not repaired yet, could not be checked, or had pods when checks began. A group keeps off a node where
         its check has failed.
         """
-        if pod.group:  # a new leader counts from when the check's pod was made
+        if pod.group and not self.could_not_run(pod.group[1]):
             since = self.model.now - self.bad.get((pod.group[1], node), float("-inf"))
-            spell = self.settings.retry - self.settings.timeout
-            assert since >= spell, f"{pod.reference} goes where the check of its group has failed"
+            assert since >= self.settings.retry, f"{pod.reference} goes where the check of its group has failed"
         manifest = replica.nodes[node]
         record = read_preflight(manifest["metadata"]["annotations"].get(PREFLIGHT_KEY, ""))
         if not self.scope.namespace or node == "claims" or node in self.model.too_late or is_sick(manifest):

@@ -129,6 +129,8 @@ class Rules(Part):
     def allow(self, pod: AnyJson, name: str) -> bool:
         """Whether the scheduler finds nothing against a pod on a node, besides counts."""
         others = [(other, other["spec"]["nodeName"]) for other in self.model.pods.values() if is_bound(other)]
+        assumed = ((self.model.pods.get(other), node) for other, node in self.model.binding.items())
+        others += [(other, node) for other, node in assumed if other and not is_bound(other)]
         terms = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
         pins = terms.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms", [])
         pinned = any(all(fits_field(name, field) for field in term.get("matchFields", [])) for term in pins)
