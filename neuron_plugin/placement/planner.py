@@ -90,7 +90,7 @@ class Planner:
         due = [] if self._context.ready.why_not else sorted(self._due(), key=in_line)
         self._planned = {pod.uid for pod in due}
         judged = await self._plan(self._in_turn(due)) if due else []
-        await self._report_other_names(one for one in judged if one.is_preempted_by_name)
+        await self._report_other_names(one for one in judged if one.held_under_another_name)
         for standing in Standing:
             number = sum(one.standing is standing for one in judged)
             self._context.metrics.set("extender_waiting_pods", standing.value, value=number)
@@ -116,7 +116,7 @@ class Planner:
         """Write why pods wait, unless our gate alone holds them back; the upkeep reports those."""
         self._said = {uid: said for uid, said in self._said.items() if uid in self._planned}
         for one in judged:
-            has_own_event = one.move or one.is_preempted_by_name
+            has_own_event = one.move or one.held_under_another_name
             pod, text = one.pod, "" if has_own_event else one.text
             if pod.rules.gates != (GATE,) and text and self._said.get(pod.uid) != gist(text):
                 self._said[pod.uid] = gist(text)

@@ -186,12 +186,12 @@ class Answers:
         changed: Mapping[str, NodeInfo] | None = None,
         prefer: Prefer | None = None,
         when: PreferenceOrder = PreferenceOrder.FIRST,
-        whole: Choices | None = None,
+        choices: Choices | None = None,
     ) -> str:
         """The best of the nodes ``among`` that are not ``skipped``; empty when the pod fits none of them.
 
         ``changed`` are nodes as they would be. Preferences of the pod (``prefer``) decide first or among equals, as
-        ``when`` says. Among equals, the node that leaves most domains of ``whole`` without pods comes first.
+        ``when`` says. ``choices`` know the network: among equals the node in the fullest domain comes first.
         """
         changed = changed or {}
         if prefer:
@@ -210,8 +210,8 @@ class Answers:
                 rank for rank in order if rank.name not in changed and rank.name not in skipped and rank.name in among
             )
             if head := next(open_ranks, None):
-                if whole:
-                    head = _first_by_domain(head, open_ranks, whole)
+                if choices:
+                    head = _first_by_domain(head, open_ranks, choices)
                 heads[kind] = (head, self._nodes[head.name].capacity)
         for name, info in changed.items():
             own_rank = None if name in skipped else self._rank(name, info)
@@ -254,10 +254,10 @@ class Answers:
         return Rank(verdict, tie_rank(geometry, free_mask, len(info.ledger.by_pod)), name, geometry)
 
 
-def _first_by_domain(head: Rank, others: Iterable[Rank], whole: Choices) -> Rank:
+def _first_by_domain(head: Rank, others: Iterable[Rank], choices: Choices) -> Rank:
     """Among the nodes that differ from the first one only in name, the one in the most broken domain."""
     equals = takewhile(lambda rank: (rank.cost, rank.tie) == (head.cost, head.tie), others)
-    if (second := next(equals, None)) is None or len((tree := whole.domains).levels) == 1:
+    if (second := next(equals, None)) is None or len((tree := choices.domains).levels) == 1:
         return head
     listed = [head, second, *islice(equals, MOST_EQUALS - 1)]
     around = dict[Path, tuple[int, ...]]()

@@ -47,7 +47,7 @@ UNTRIED_SECONDS = 10.0
 IGNORED_SECONDS = 120.0
 """The same if nodes have pods with its scheduler's name: a busy scheduler takes its time."""
 HELD_BY_OLD_PODS = "The old pods of the same Deployment hold it: with strategy.rollingUpdate.maxSurge 0 they end first"
-PREEMPTED_BY_NAME = (
+HELD_UNDER_ANOTHER_NAME = (
     "Pods of lower priority hold Neuron devices under another resource name, and kube-scheduler does not preempt "
     "across resource names. Evict them by hand, or let the controller do it: make-room: act, make-room-by-priority."
 )
@@ -94,9 +94,9 @@ class Judgement:
     lacks: int = 0
 
     @property
-    def is_preempted_by_name(self) -> bool:
-        """Whether pods of lower priority are in its way that kube-scheduler does not preempt for it."""
-        return self.helps == PREEMPTED_BY_NAME
+    def held_under_another_name(self) -> bool:
+        """Whether pods of lower priority hold the devices under a name across which kube-scheduler does not preempt."""
+        return self.helps == HELD_UNDER_ANOTHER_NAME
 
     @property
     def text(self) -> str:
@@ -275,7 +275,7 @@ def _what_helps(scene: Scene, pod: NeuronPod, standing: Standing, in_the_way: Se
     if are_old_pods(scene, pod, in_the_way):
         return HELD_BY_OLD_PODS
     if _held_under_another_name(scene, pod):
-        return PREEMPTED_BY_NAME
+        return HELD_UNDER_ANOTHER_NAME
     holders = (scene.cluster.pods.get(holder.uid) for holder in in_the_way)
     known = [holder for holder in holders if holder]
     return ". ".join(budget.text(pods) for budget, pods in Budget.beyond(scene.cluster.budgets, known).items())

@@ -372,7 +372,7 @@ class Scene:
         if when is PreferenceOrder.FIRST or not (own or unwilling):
             for preferred in self.allowed(pod).best_first() if own else (allowed,):
                 both = _Both(preferred, allowed) if own else allowed
-                name = answers.best(both, unwilling.union(skipped), self.changed, whole=self.choices)
+                name = answers.best(both, unwilling.union(skipped), self.changed, choices=self.choices)
                 if name or unwilling:
                     break
         if not name and (own or unwilling):
@@ -406,9 +406,9 @@ class Scene:
         return not self.without_room([(pod, place)])
 
     def without_room(self, come: Sequence[tuple[NeuronPod, Place]]) -> set[str]:
-        """The nodes where pods, once all have come, leave no linked set to those without a node that may go there.
+        """The nodes where these pods leave no linked set to pods without a node, once all have come.
 
-        All of the nodes where the pods without a node have no place any more, all at once.
+        If every node has a set left, but there are too few for all pods without a node, these are all of the nodes.
         """
         uids = {pod.uid for pod, _ in come}
         if not self.cluster.roaming or not (roaming := [other for other in self.roaming if other.uid not in uids]):

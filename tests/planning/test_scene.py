@@ -170,7 +170,7 @@ def test_the_best_node_is_one_that_has_the_highest_score(world: World, seed: int
         fitting = [name for name in world.state.nodes if name in allowed and scene.place(pod, name)]
         scores = allowed.scores(fitting)
         liked = [name for name in fitting if scores[name] == max(scores.values())]
-        best = scene.choices.answers(pod.requests).best(liked, whole=scene.choices)
+        best = scene.choices.answers(pod.requests).best(liked, choices=scene.choices)
         found = scene.best(pod)
         assert (found[0] if found else "") == best, (scores, manifest["spec"])
         changed = node_manifest(best or "n0", TRN1)  # it loses its labels

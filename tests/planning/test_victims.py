@@ -45,7 +45,7 @@ from neuron_plugin.planning import (
     how_many_fit,
 )
 from neuron_plugin.planning.choice import NodeUses
-from neuron_plugin.planning.judgement import PREEMPTED_BY_NAME, judge_all
+from neuron_plugin.planning.judgement import HELD_UNDER_ANOTHER_NAME, judge_all
 from neuron_plugin.planning.volumes import Storage
 from neuron_plugin.topology import CoreMask, Geometry, Topology
 from tests.planning.clusters import (
@@ -710,7 +710,7 @@ def test_devices_that_pods_of_lower_priority_hold_under_another_name_are_named()
     }
     for waiting, is_crossed in cases.items():
         (expected,) = judged(cluster(node("a", *others)), [waiting])
-        assert (expected.helps == PREEMPTED_BY_NAME) is is_crossed
+        assert (expected.helps == HELD_UNDER_ANOTHER_NAME) is is_crossed
 
 
 def test_the_mask_of_a_placement_is_all_that_it_uses() -> None:

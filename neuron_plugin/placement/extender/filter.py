@@ -189,7 +189,7 @@ def score_nodes(
         return [HIGHEST_SCORE] * len(names)
     answers = state.choices.answers(request, strategy)
     ranks = answers.values(names)
-    if alone and (best := answers.best(frozenset(names), whole=state.choices)):
+    if alone and (best := answers.best(frozenset(names), choices=state.choices)):
         ranks[names.index(best)] = min(rank for rank in ranks if rank is not None) - 1
     return scores(ranks)
 

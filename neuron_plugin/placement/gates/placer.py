@@ -184,13 +184,13 @@ class Placer:
 
     def _place_pod(self, pod: NeuronPod) -> bool:
         """Place a pod, or hand it to its scheduler where it cannot be judged; whether either was done."""
-        if self._state.refusal(pod):
+        scene = self._state.scene()
+        if scene.cluster.refusal(pod):
             return False  # no scheduler could serve it: its event says why, and it waits until it is changed
         if not pod.requests:
             reason = f"it has the gate and asks for none of {', '.join(Resource)}"
             self._send(pod, writes.release_plainly(pod), reason)
             return True
-        scene = self._state.scene()
         if doubt := scene.doubt(pod):
             return self._release_among(scene, [pod], doubt)
         place = scene.best(pod)
@@ -264,7 +264,7 @@ class Placer:
         if len(waiting) < missing:
             return self._place_leader(group, waiting, members, least)
         scene = self._state.scene()
-        if any(self._state.refusal(pod) for pod in waiting):
+        if any(map(scene.cluster.refusal, waiting)):
             return False
         if doubt := next(filter(None, map(scene.doubt, waiting)), ""):
             return self._release_among(scene, waiting, doubt)
