@@ -25,7 +25,18 @@ from neuron_plugin.simulation.api_server_kinds import (
     STATEFUL_SETS,
     AnyJson,
 )
-from tests.placement.gates.bench import CORE, EPOCH, JOB_KEY, LEASE, NEURON, PATCH, TIMES, GatesBench, exclusive
+from tests.placement.gates.bench import (
+    CORE,
+    DOUBTFUL,
+    EPOCH,
+    JOB_KEY,
+    LEASE,
+    NEURON,
+    PATCH,
+    TIMES,
+    GatesBench,
+    exclusive,
+)
 from tests.support.api_server import Fault, Match
 from tests.support.manifests import container
 
@@ -691,6 +702,27 @@ async def with_spare(gated: GatesBench) -> dict[str, str]:
     ((_, kept),) = gated.state.reserved.items()
     assert str(kept.pod) == "default/ring spare 1"
     return {**{name: gated.place(name) for name in names}, "spare": kept.node}
+
+
+async def test_the_last_linked_set_of_a_pod_without_a_node_is_no_spare_node(gated: GatesBench) -> None:
+    for name in "abc":
+        gated.node(name)
+    for rank in range(2):
+        member(gated, rank)
+    await gated.place_all()
+    gated.pod("doubtful", NEURON, 16, spec=DOUBTFUL)
+    await gated.place_all()
+    assert gated.gates("doubtful") == []
+    for rank in range(2):
+        gated.bind(f"ring-{rank}-0", gated.place(f"ring-{rank}-0"))
+    await gated.step()
+    await gated.room.tend()
+    assert not gated.state.reserved
+
+    gated.node("d")
+    await gated.step(after=TIMES.retry)
+    await gated.room.tend()
+    assert len(gated.state.reserved) == 1
 
 
 async def test_a_spare_node_of_the_group_s_domain_is_kept_and_given_to_a_lost_member_and_another_is_kept(
